@@ -1,0 +1,61 @@
+"""Learn the mixture of many unequal datasets while one model trains on them (MultiDDS, Wang et al., ACL 2020).
+
+The public names are resolved when they are first used: importing the package imports neither torch nor numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import priorities, rewards
+    from .alignment import Alignment
+    from .balancer import Balancer, Update
+    from .mixture import Mixture, Replay
+    from .probing import probe
+    from .sampling import MixtureSampler, interleave
+    from .scorer import Scorer
+    from .sources import batches_of
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alignment",
+    "Balancer",
+    "Mixture",
+    "MixtureSampler",
+    "Replay",
+    "Scorer",
+    "Update",
+    "batches_of",
+    "interleave",
+    "priorities",
+    "probe",
+    "rewards",
+]
+
+_HOMES = {
+    "Alignment": "alignment",
+    "Balancer": "balancer",
+    "Mixture": "mixture",
+    "MixtureSampler": "sampling",
+    "Replay": "mixture",
+    "Scorer": "scorer",
+    "Update": "balancer",
+    "batches_of": "sources",
+    "interleave": "sampling",
+    "probe": "probing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:  # a public module
+        return import_module(f".{name}", __name__)
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

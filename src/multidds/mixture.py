@@ -1,0 +1,208 @@
+"""Named sampling probabilities: the static rules, and the object that a balancer moves.
+
+A `Mixture` knows names and probabilities and which dataset a point of [0, 1) falls on. It owns no data
+and no randomness: `sampling` draws, `balancer` moves. Section 2 of the paper ("heuristic strategies").
+"""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+_SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
+_EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
+
+
+class Mixture:
+    """The probability of each dataset. The names never change; a balancer moves the probabilities.
+
+    >>> mixture = Mixture.temperature({"a": 1, "b": 9}, tau=2)
+    >>> mixture["a"], mixture.names
+    (0.25, ('a', 'b'))
+    """
+
+    def __init__(self, probabilities: Mapping[str, float]) -> None:
+        self._names = _checked_names("Mixture", probabilities)
+        self._index = {name: i for i, name in enumerate(self._names)}
+        self.version = 0  # grows with every move, so that readers notice one without comparing
+        self._set(probabilities)
+
+    @classmethod
+    def proportional(cls, sizes: Mapping[str, float]) -> "Mixture":
+        """As often as there is data: P(i) = size_i / sum of sizes. The paper's prior."""
+        return cls.temperature(sizes, tau=1.0)
+
+    @classmethod
+    def temperature(cls, sizes: Mapping[str, float], tau: float) -> "Mixture":
+        """P(i) proportional to size_i^(1/tau): 1 is proportional, infinity is uniform."""
+        sizes = _checked_sizes("Mixture.temperature", sizes)
+        if not tau > 0:
+            raise ValueError(f"Mixture.temperature: tau must be positive, but it is {tau}.")
+        largest = max(sizes.values())
+        return cls(_normalised({name: (size / largest) ** (1.0 / tau) for name, size in sizes.items()}))
+
+    @classmethod
+    def uniform(cls, names: Iterable[str]) -> "Mixture":
+        """The same probability for every dataset."""
+        names = list(names)
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ValueError(f"Mixture.uniform: the name {twice[0]!r} is there more than once.")
+        return cls({name: 1.0 / len(names) for name in names})
+
+    @classmethod
+    def unimax(cls, sizes: Mapping[str, float], budget: float, max_passes: float) -> "Mixture":
+        """As uniform as `max_passes` over each dataset allow (UniMax, Chung et al. 2023).
+
+        `budget` is what the whole training will see, in the unit of the sizes. From the smallest dataset
+        up, each gets an equal share of what is left of it, but at most `max_passes` times its size.
+        """
+        sizes = _checked_sizes("Mixture.unimax", sizes)
+        for word, value in (("budget", budget), ("max_passes", max_passes)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"Mixture.unimax: {word} must be positive and finite, but it is {value}.")
+        shares = dict.fromkeys(sizes, 0.0)
+        left = float(budget)
+        smallest_first = sorted(sizes, key=lambda name: (sizes[name], name))
+        for taken, name in enumerate(smallest_first):
+            shares[name] = min(left / (len(sizes) - taken), max_passes * sizes[name])
+            left -= shares[name]
+        return cls(_normalised(shares))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """A copy: {name: probability}."""
+        return dict(zip(self._names, self._probabilities, strict=True))
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self._index:
+            raise KeyError(f"Mixture: there is no dataset {name!r}; there are {_listed(self._names)}.")
+        return self._probabilities[self._index[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index
+
+    def __repr__(self) -> str:
+        shown = [f"{name!r}: {p:.4g}" for name, p in zip(self._names[:12], self._probabilities, strict=False)]
+        more = [f"... {len(self) - 12} more"] if len(self) > 12 else []
+        return f"Mixture({{{', '.join(shown + more)}}})"
+
+    def at(self, point: float) -> str:
+        """The dataset on which a point of [0, 1) falls: a uniform point makes a draw. O(log n)."""
+        place = bisect_right(self._cumulative, point * self._cumulative[-1])
+        return self._drawable[min(place, len(self._drawable) - 1)]
+
+    def move(self, probabilities: Mapping[str, float]) -> None:
+        """Replace the probabilities; the names must be the same. Every stream that shares this object follows."""
+        check_names("Mixture.move", self._names, probabilities)
+        self._set(probabilities)
+        self.version += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"probabilities": self.probabilities}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.move(state["probabilities"])
+
+    def _set(self, probabilities: Mapping[str, float]) -> None:
+        for name, p in probabilities.items():
+            if not p >= 0:  # also NaN
+                what = "must not be NaN" if math.isnan(p) else "must not be negative"
+                raise ValueError(f"Mixture: probabilities {what}, but {name!r} is {p}.")
+        total = math.fsum(probabilities.values())
+        if not abs(total - 1) <= _SUM_TOLERANCE:
+            raise ValueError(
+                f"Mixture: probabilities must sum to 1, but they sum to {total:g}. "
+                "For weights of any scale use Mixture.proportional."
+            )
+        scale = 1.0 if abs(total - 1) <= _EXACT else total
+        self._probabilities = tuple(float(probabilities[name]) / scale for name in self._names)
+        # By name, not by position: the same draws whatever order the datasets were given in. Datasets
+        # of probability 0 are left out, so that no rounding can draw them.
+        self._drawable = tuple(sorted(name for name in self._names if self[name] > 0))
+        self._cumulative = list(accumulate(self[name] for name in self._drawable))
+
+
+class Replay:
+    """Replays a recorded history of a mixture, where a balancer would have moved it.
+
+    The history is [(step, {name: probability}), ...] by rising step, as collected from `Update.step` and
+    `Update.mixture`; step 0 is the mixture from the start.
+    """
+
+    def __init__(self, mixture: Mixture, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        self.mixture = mixture
+        self._moves = {}
+        last = -1
+        for step, probabilities in history:
+            if step <= last:
+                raise ValueError(f"Replay: steps must rise from 0, but {step} comes after {max(last, 0)}.")
+            check_names(f"Replay: step {step}", mixture.names, probabilities)
+            self._moves[step] = Mixture(probabilities).probabilities
+            last = step
+        self._steps = 0
+        if 0 in self._moves:
+            mixture.move(self._moves[0])
+
+    def step(self) -> dict[str, float] | None:
+        """Call once per optimizer step. Returns the new probabilities where the history has some, else None."""
+        self._steps += 1
+        probabilities = self._moves.get(self._steps)
+        if probabilities is not None:
+            self.mixture.move(probabilities)
+        return probabilities
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "mixture": self.mixture.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.mixture.load_state_dict(state["mixture"])
+        self._steps = int(state["steps"])
+
+
+def check_names(where: str, expected: Iterable[str], given: Iterable[str]) -> None:
+    """The same names in any order, or an error that says which are missing and which are unknown."""
+    expected, given = set(expected), set(given)
+    if missing := sorted(expected - given):
+        raise ValueError(f"{where}: {_listed(missing)} is missing.")
+    if unknown := sorted(given - expected, key=str):
+        raise ValueError(f"{where}: {_listed(unknown)} is unknown; there are {_listed(sorted(expected))}.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = [repr(name) for name in names]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _checked_names(where: str, names: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(names)
+    if not names:
+        raise ValueError(f"{where}: there must be at least one dataset.")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: names must be non-empty strings, but one is {name!r}.")
+    return names
+
+
+def _checked_sizes(where: str, sizes: Mapping[str, float]) -> dict[str, float]:
+    _checked_names(where, sizes)
+    for name, size in sizes.items():
+        if not (size > 0 and math.isfinite(size)):
+            raise ValueError(f"{where}: sizes must be positive and finite, but {name!r} is {size}.")
+    return dict(sizes)
+
+
+def _normalised(weights: Mapping[str, float]) -> dict[str, float]:
+    total = math.fsum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}

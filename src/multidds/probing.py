@@ -1,0 +1,387 @@
+"""Gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state.
+
+`Prober` takes single gradients, `Direction` turns them into rewards with one parameter-sized vector, `Table`
+into an `Alignment`. What to probe when, and what to do with a reward, is the balancer's.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .alignment import Alignment
+from .randomness import derive, isolated
+from .replicas import Replicas
+from .sketch import Sketcher
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+Gradient: TypeAlias = list[Tensor | None]  # one per parameter; None is zero
+
+
+class Prober:
+    """Takes gradients of one model's loss. All work happens inside `with prober.invisible():`."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, params: Iterable[Tensor] | None, mode: str, seed: int, owner: str
+    ) -> None:
+        if mode not in ("train", "eval"):
+            raise ValueError(f"{owner}: mode must be 'train' or 'eval', but it is {mode!r}.")
+        self.model, self._loss, self._mode, self.seed = _unwrapped(model, owner), loss, mode, seed
+        trainable = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
+        if params is not None:
+            chosen = set(params)
+            if chosen - set(self.model.parameters()):
+                raise ValueError(f"{owner}: params must be parameters of the model, but some are not.")
+            trainable = {p: name for p, name in trainable.items() if p in chosen}
+        if not trainable:
+            raise ValueError(f"{owner}: the model has no trainable parameters" + (" in params." if params else "."))
+        self._subset = params is not None
+        self._owner = owner
+        self.params, self.names = list(trainable), list(trainable.values())
+        self._refuse_hooks()
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        self._devices = sorted({t.device for t in tensors}, key=str)
+        self.replicas = Replicas(self.params[0].device)
+
+    def _refuse_hooks(self) -> None:
+        for p, name in zip(self.params, self.names, strict=True):
+            if p._post_accumulate_grad_hooks:  # such a hook steps the optimizer or moves the gradient away
+                raise ValueError(
+                    f"{self._owner}: the parameter {name!r} has a post-accumulate-grad hook; probes would set it off."
+                )
+
+    @property
+    def vector_bytes(self) -> int:
+        """The memory of one parameter-sized vector."""
+        return sum(p.numel() * _wide(p.dtype).itemsize for p in self.params)
+
+    @contextmanager
+    def invisible(self) -> Iterator[None]:
+        """Around all probes of an update: gradients, buffers and train/eval flags are afterwards what they were."""
+        self._refuse_hooks()
+        self.replicas = Replicas(self.params[0].device)
+        grads = [(p, p.grad) for p in self.model.parameters()]
+        flags = _flags(self.model)
+        self._buffers = [
+            (module, name, buffer, buffer.clone())
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        try:
+            self._clear()
+            if self._mode == "eval":
+                self.model.eval()
+            elif not self.model.training:  # a model in training may keep parts of it in eval mode: leave those
+                self.model.train()
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
+        finally:
+            _set_flags(flags)
+            for p, grad in grads:
+                p.grad = grad
+            self._restore_buffers()
+            del self._buffers
+
+    def gradient(self, key: tuple[str, str, int], batches: Iterable[Any], count: int) -> tuple[Gradient, float]:
+        """The gradient of the mean loss over `count` batches of every replica, and that loss.
+
+        `key` is (role, name, number of the update): it seeds what is random in the forward pass.
+        """
+        narrow = any(_wide(p.dtype) != p.dtype for p in self.params)
+        total, losses = None, []
+        with self.replicas.failing_together():
+            for j, batch in self._numbered(batches, count):
+                with self._seeded(key, j):
+                    loss = self._checked_loss(key, batch)
+                    # With `inputs` reentrant checkpointing does not work, so only where it is needed.
+                    torch.autograd.backward(loss / count, inputs=self.params if self._subset else None)
+                losses.append(loss.detach())
+                if narrow and count * self.replicas.size > 1:  # float32 sums: .grad itself would round
+                    total = _added(total, self._taken())
+        gradient = total if total is not None else self._taken()
+        if self.replicas.size > 1:
+            gradient = [
+                torch.zeros_like(p, dtype=_wide(p.dtype)) if g is None else g.to(_wide(p.dtype))
+                for p, g in zip(self.params, gradient, strict=True)
+            ]
+            self.replicas.average(g for g in gradient if g is not None)
+        return gradient, self._mean(losses)
+
+    def loss(self, key: tuple[str, str, int], batches: Iterable[Any], count: int) -> float:
+        """The mean loss over `count` batches of every replica: forward only, in eval mode."""
+        losses, flags = [], _flags(self.model)
+        with self.replicas.failing_together(), torch.no_grad():
+            self.model.eval()
+            for j, batch in self._numbered(batches, count):
+                with self._seeded(key, j):
+                    losses.append(self._checked_loss(key, batch))
+        _set_flags(flags)
+        return self._mean(losses)
+
+    @contextmanager
+    def moved(self, gradient: Gradient, step: float) -> Iterator[None]:
+        """At theta' = theta - step * gradient: one step of plain gradient descent ahead, then back, bit for bit."""
+        saved = [p.detach().clone() for p in self.params]
+        try:
+            # Through .data: the version counters, which autograd checks, do not change either.
+            for p, g in zip(self.params, gradient, strict=True):
+                if g is not None:
+                    p.data.sub_(g.to(p.dtype), alpha=step)
+            torch.clear_autocast_cache()
+            yield
+        finally:
+            for p, value in zip(self.params, saved, strict=True):
+                p.data.copy_(value)
+            torch.clear_autocast_cache()
+
+    def _numbered(self, batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
+        """This replica's batches with their numbers among those of all replicas."""
+        return enumerate(batches, start=self.replicas.rank * count)
+
+    @contextmanager
+    def _seeded(self, key: tuple[str, str, int], j: int) -> Iterator[None]:
+        """One pass: random numbers from (seed, role, name, update, batch), buffers put back behind it."""
+        with isolated(derive(self.seed, "pass", *key, j), self._devices):
+            yield
+        self._restore_buffers()  # so that no probe can change what the next one sees
+
+    def _checked_loss(self, key: tuple[str, str, int], batch: Any) -> Tensor:
+        loss = self._loss(self.model, batch)
+        role, name, _ = key
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(
+                f"{self._owner}: loss(model, batch) must return a scalar tensor, got {got} for {role} {name!r}."
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise ValueError(f"{self._owner}: the loss of {role} {name!r} does not depend on any trainable parameter.")
+        return loss.reshape(())
+
+    def _mean(self, losses: list[Tensor]) -> float:
+        return self.replicas.mean(math.fsum(torch.stack(losses).tolist()) / len(losses))
+
+    def _taken(self) -> Gradient:
+        """What backward left in .grad, which is then None again."""
+        gradient = [p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad for p in self.params]
+        self._clear()
+        return gradient
+
+    def _clear(self) -> None:
+        for p in self.model.parameters():
+            p.grad = None
+
+    def _restore_buffers(self) -> None:
+        for module, name, buffer, value in self._buffers:
+            if not _overlaps(buffer):
+                buffer.data.copy_(value)
+            module._buffers[name] = buffer
+
+
+class Direction:
+    """The one vector v of which all rewards are inner products: sum_k w_k d_k, or of d_k / |d_k| if stabilized.
+
+    multidds:   R_i = <t_i, v> / (|t_i| |v|)        multidds-s: R_i = <t_i, v> / |t_i|
+    """
+
+    def __init__(self, stabilized: bool) -> None:
+        self._stabilized = stabilized
+        self._sum: Gradient | None = None
+        self._length: float | None = None  # |v|, once it is complete
+
+    def add(self, gradient: Gradient, weight: float) -> float:
+        """Add one dev set's gradient; returns its norm."""
+        length = norm(gradient)
+        scale = weight / (length or 1.0) if self._stabilized else weight
+        self._sum = _added(self._sum, gradient, scale)
+        return length
+
+    def reward(self, gradient: Gradient) -> tuple[float, float]:
+        """(reward, norm) of one dataset's gradient; the reward is 0 where the gradient or v is zero."""
+        assert self._sum is not None
+        if self._length is None:
+            self._length = norm(self._sum)
+        length = norm(gradient)
+        if length == 0 or self._length == 0:
+            return 0.0, length
+        return dot(gradient, self._sum) / length / (1.0 if self._stabilized else self._length), length
+
+
+class Table:
+    """Collects the inner products of an `Alignment`, from whole gradients or from sketches of them.
+
+    Memory: K + 1 gradients exactly, or n + K sketches.
+    """
+
+    def __init__(self, prober: Prober, buckets: int | None, step_ahead: bool) -> None:
+        self._prober, self._step_ahead = prober, step_ahead
+        self._sketcher = None if buckets is None else Sketcher(buckets)
+        self._dev_train: list[Tensor] = []  # [dev, 1] each, a column
+        self._dev_dev: list[Tensor] = []  # [dev, dev] each; one, or one per training dataset
+        self._train_norms: list[float] = []
+        self._waiting: tuple[list[Tensor], list[Tensor]] = ([], [])  # sketches: devs and trains, multiplied at the end
+
+    def kept(self, gradient: Gradient) -> Tensor:
+        """What is remembered of a gradient: one flat vector, whole or sketched."""
+        filled = zip(self._prober.names, self._prober.params, gradient, strict=True)
+        if self._sketcher is None:
+            flat = [torch.zeros_like(p) if g is None else g for _, p, g in filled]
+            return torch.cat([g.reshape(-1).to(device=flat[0].device, dtype=_wide(g.dtype)) for g in flat])
+        sketch = None
+        for name, p, g in filled:
+            if sketch is None:
+                sketch = self._sketcher.new(p.to(_wide(p.dtype)))
+            if g is not None:
+                self._sketcher.add(sketch, name, g.to(sketch.device))
+        assert sketch is not None
+        return sketch
+
+    def add(self, train: Tensor, devs: list[Tensor]) -> None:
+        """One training dataset, and the dev gradients that belong to it."""
+        self._train_norms.append(float(torch.linalg.vector_norm(train)))
+        if self._sketcher is not None and not self._step_ahead:
+            self._waiting[0][:] = devs
+            self._waiting[1].append(train)
+            return
+        self._dev_train.append(self._products(devs, [train]))
+        if self._step_ahead or not self._dev_dev:
+            self._dev_dev.append(self._products(devs, devs))
+
+    def _products(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
+        if self._sketcher is None:  # without a second copy of whole gradients
+            return torch.tensor([[torch.dot(a, b).item() for b in columns] for a in rows], dtype=torch.float64)
+        return (torch.stack(rows) @ torch.stack(columns).T).cpu().double()
+
+    def alignment(
+        self, train_losses: dict[str, float], dev_losses: dict[str, float], names: Sequence[str]
+    ) -> Alignment:
+        """`names`: the training datasets in the order in which they were added."""
+        devs, trains = self._waiting
+        if trains:
+            self._dev_train, self._dev_dev = [self._products(devs, trains)], [self._products(devs, devs)]
+        return Alignment(
+            train_names=tuple(names),
+            dev_names=tuple(dev_losses),
+            dev_train=torch.cat(self._dev_train, dim=1),
+            dev_dev=torch.stack(self._dev_dev) if self._step_ahead else self._dev_dev[0],
+            train_norms=torch.tensor(self._train_norms, dtype=torch.float64),
+            train_losses=train_losses,
+            dev_losses=dev_losses,
+        )
+
+
+def probe(
+    model: nn.Module,
+    loss: Loss,
+    train_batches: Mapping[str, Sequence[Any]],
+    dev_batches: Mapping[str, Sequence[Any]],
+    step_ahead: float | None = None,
+    sketch: int | None = None,
+    *,
+    mode: str = "train",
+    params: Iterable[Tensor] | None = None,
+    seed: int = 0,
+) -> Alignment:
+    """The whole table of inner products between datasets and dev sets, at the current parameters.
+
+    Batches are {name: [batch, ...]}. Exact by default, with K + 1 gradients in memory; `sketch` is a number
+    of buckets instead (2**16: cosines to 0.004). Costs n + K passes, with step-ahead n + n * K.
+    Under torch.distributed every rank brings as many batches, and the gradients are averaged over ranks.
+    """
+    prober = Prober(model, loss, params, mode, seed, owner="probe")
+    for role, sets in (("train", train_batches), ("dev", dev_batches)):
+        if not sets:
+            raise ValueError(f"probe: {role}_batches is empty.")
+        for name, batches in sets.items():
+            if not isinstance(batches, Sequence) or not batches:
+                raise ValueError(f"probe: {role} {name!r} must be a list with at least one batch.")
+    table = Table(prober, sketch, step_ahead is not None)
+    train_losses: dict[str, float] = {}
+    dev_losses = dict.fromkeys(dev_batches, 0.0)
+
+    def look_at_dev() -> list[Tensor]:
+        kept = []
+        for name, batches in dev_batches.items():
+            gradient, value = prober.gradient(("dev", name, 0), batches, len(batches))
+            dev_losses[name] += value / (1 if step_ahead is None else len(train_batches))
+            kept.append(table.kept(gradient))
+        return kept
+
+    with prober.invisible():
+        if step_ahead is None:
+            devs = look_at_dev()
+        for name, batches in train_batches.items():
+            gradient, train_losses[name] = prober.gradient(("train", name, 0), batches, len(batches))
+            if step_ahead is not None:
+                with prober.moved(gradient, step_ahead):
+                    devs = look_at_dev()
+            table.add(table.kept(gradient), devs)
+    return table.alignment(train_losses, dev_losses, list(train_batches))
+
+
+def dot(a: Gradient, b: Gradient) -> float:
+    """The inner product, in float32 at least; the sum over parameters is exact."""
+    parts = []
+    for x, y in zip(a, b, strict=True):
+        if x is not None and y is not None:
+            dtype = _wide(torch.promote_types(x.dtype, y.dtype))
+            parts.append(torch.dot(x.reshape(-1).to(dtype), y.reshape(-1).to(dtype)))
+    if not parts:
+        return 0.0
+    return math.fsum(torch.stack([part.to(parts[0].device) for part in parts]).tolist())  # one synchronisation
+
+
+def norm(a: Gradient) -> float:
+    return math.sqrt(dot(a, a))
+
+
+def _added(total: Gradient | None, gradient: Gradient, scale: float = 1.0) -> Gradient:
+    """total + scale * gradient, in place where there is a total; float32 at least."""
+    if total is None:
+        total = [None] * len(gradient)
+    for i, g in enumerate(gradient):
+        if g is not None:
+            total[i] = g.to(_wide(g.dtype)) * scale if total[i] is None else total[i].add_(g, alpha=scale)  # type: ignore[union-attr]
+    return total
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _flags(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    return [(module, module.training) for module in model.modules()]
+
+
+def _set_flags(flags: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in flags:
+        module.training = training
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Expanded memory: cannot be written in place, by anyone."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _unwrapped(model: nn.Module, owner: str) -> nn.Module:
+    """The module to probe. A wrapper that shards or copies the parameters is refused by name."""
+    if isinstance(model, DistributedDataParallel):
+        return _unwrapped(model.module, owner)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {type(model).__name__}.")
+    for module in model.modules():
+        kind = type(module)
+        if kind.__name__ in ("DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine") or any(
+            base.__name__ == "FSDPModule" for base in kind.__mro__
+        ):
+            raise ValueError(
+                f"{owner}: a model wrapped in {kind.__name__} is not supported; use DistributedDataParallel."
+            )
+    for name, p in model.named_parameters():
+        if type(p.data).__name__ == "DTensor":
+            raise ValueError(f"{owner}: the parameter {name!r} is a sharded DTensor, which is not supported.")
+    return model

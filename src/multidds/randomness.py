@@ -1,0 +1,95 @@
+"""Random numbers as pure functions of a key, and code run under a seed without leaving a trace.
+
+Nothing here has a state of its own: seeds, points and permutations are computed from (seed, name,
+position, ...), so that order of datasets, number of processes and resuming cannot change them.
+"""
+
+import hashlib
+import math
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def derive(*key: int | str) -> int:
+    """A seed of 63 bits for a key such as (seed, "order", name, 3): equal keys, equal seeds."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def mix(value: int) -> int:
+    """Scramble 64 bits (the finaliser of SplitMix64): neighbouring values come out unrelated."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def point(key: int, position: int) -> float:
+    """The uniform number in [0, 1) at a position of the sequence that belongs to the key."""
+    return (mix((key + position * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
+
+
+class Permutation:
+    """A keyed permutation of range(size), computed per index: nothing of the size of the range is stored.
+
+    A Feistel network over pairs (left, right) of numbers below ceil(sqrt(size)); where an image falls
+    outside the range it is permuted again until it falls inside (cycle walking; rarely more than once).
+    """
+
+    _ROUNDS = 6
+
+    def __init__(self, key: int, size: int) -> None:
+        self._size = size
+        self._side = math.isqrt(size - 1) + 1
+        self._keys = [mix((key + i * 0x9E3779B97F4A7C15) & _MASK) for i in range(1, self._ROUNDS + 1)]
+
+    def __getitem__(self, index: int) -> int:
+        side = self._side
+        while True:
+            left, right = divmod(index, side)
+            for key in self._keys:
+                # The high half of a product with an odd constant is well mixed; one multiplication is enough.
+                scrambled = ((right ^ key) * 0xD6E8FEB86659FD93) & _MASK
+                left, right = right, (left + ((scrambled ^ (scrambled >> 32)) >> 3)) % side
+            index = left * side + right
+            if index < self._size:
+                return index
+
+
+@contextmanager
+def isolated(
+    seed: int,
+    devices: Iterable[torch.device] = (),
+    generators: Iterable[torch.Generator] = (),
+) -> Iterator[None]:
+    """Run a block under a seed, and put every random state back afterwards, bit for bit.
+
+    Covers `random`, `numpy.random`, torch on the CPU, torch on the given devices, and the given generators.
+    """
+    accelerators = [device for device in devices if device.type != "cpu"]
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    device_states = [torch.get_device_module(device).get_rng_state(device) for device in accelerators]
+    generator_states = [(generator, generator.get_state()) for generator in generators]
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+    for device in accelerators:
+        seeded = torch.Generator(device).manual_seed(seed).get_state()
+        torch.get_device_module(device).set_rng_state(seeded, device)
+    for generator, _ in generator_states:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        for device, state in zip(accelerators, device_states, strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)
+        for generator, state in generator_states:
+            generator.set_state(state)

@@ -1,0 +1,59 @@
+"""What the processes of a data-parallel training do together: averages, and failing as one.
+
+Without an initialised torch.distributed process group there is one replica, and all of this is free.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Replicas:
+    """The processes that train the same model now; made anew for every update."""
+
+    def __init__(self, device: torch.device) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if together else 0
+        self.size = dist.get_world_size() if together else 1
+        self._device = device  # where the backend can reduce a number: with NCCL not the CPU
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace every tensor by its mean over the replicas."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+                tensor.div_(self.size)
+
+    def mean(self, value: float) -> float:
+        if self.size == 1:
+            return value
+        total = torch.tensor([value], dtype=torch.float32 if self._device.type == "mps" else torch.float64)
+        total = total.to(self._device)
+        self.average([total])
+        return total.item()
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """An error inside the block on any rank is raised on every rank: one that went on alone would wait for ever."""
+        error = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return
+        failed = torch.tensor([error is not None], dtype=torch.int32, device=self._device)
+        dist.all_reduce(failed)
+        if not failed.item():
+            return
+        messages: list[str | None] = [None] * self.size
+        dist.all_gather_object(messages, None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        rank, message = next((rank, message) for rank, message in enumerate(messages) if message is not None)
+        raise RuntimeError(f"the probe failed on rank {rank}: {message}")

@@ -1,0 +1,130 @@
+"""The logits of the mixture and their update rule: the last lines of Algorithm 1.
+
+P(i) = softmax(logits)_i. A step takes one reward per dataset and knows nothing of models or data.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Scorer:
+    """Moves probabilities by rewards.
+
+    lr, optimizer: any torch optimizer class (or a function (params, lr=...) -> optimizer); its state is kept.
+    inner_steps: optimizer steps per update, on the same rewards.
+    rule: "sum", the paper's sum_i R_i grad log P(i), whose fixed point is P = R / sum R; or "policy",
+        sum_i P(i) R_i grad log P(i), the gradient of the expected reward.
+    floor: no probability falls below this share of the smallest prior probability (0: none). A dataset
+        that is never drawn cannot show that it has become useful, and negative rewards go to 0 without it.
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.2,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+        inner_steps: int = 1,
+        rule: str = "sum",
+        floor: float = 0.1,
+    ) -> None:
+        if not (lr > 0 and math.isfinite(lr)):
+            raise ValueError(f"Scorer: lr must be positive and finite, but it is {lr}.")
+        if inner_steps < 1:
+            raise ValueError(f"Scorer: inner_steps must be at least 1, but it is {inner_steps}.")
+        if rule not in ("sum", "policy"):
+            raise ValueError(f"Scorer: rule must be 'sum' or 'policy', but it is {rule!r}.")
+        if not (floor >= 0 and math.isfinite(floor)):
+            raise ValueError(f"Scorer: floor must be a share of the smallest prior, 0 or more, but it is {floor}.")
+        self.rule, self.floor, self.inner_steps = rule, floor, inner_steps
+        self._optimizer_class, self._lr = optimizer, lr
+        self._logits: Tensor | None = None
+
+    @classmethod
+    def authors(cls) -> "Scorer":
+        """The setting of the authors' code: Adam with kept state, 200 small steps per update, no floor."""
+        return cls(lr=1e-4, optimizer=torch.optim.Adam, inner_steps=200, floor=0.0)
+
+    def start(self, prior: Sequence[float]) -> None:
+        """Set the logits to the log of the prior. Once, by the balancer that this scorer then belongs to."""
+        if self._logits is not None:
+            raise ValueError("Scorer: it belongs to another balancer already; make one for each.")
+        self._smallest = self.floor * min(prior)
+        if self.floor and self._smallest >= 1 / len(prior):
+            raise ValueError(
+                f"Scorer: the floor {self.floor} of the smallest prior {min(prior):g} is {self._smallest:g}, "
+                f"which {len(prior)} datasets cannot all have; it must be below {1 / len(prior):g}."
+            )
+        self._logits = torch.tensor(prior, dtype=torch.float64).log()
+        self._optimizer = self._optimizer_class([self._logits], lr=self._lr)
+
+    @property
+    def logits(self) -> Tensor:
+        if self._logits is None:
+            raise ValueError("Scorer: it has no logits before a balancer starts it.")
+        return self._logits
+
+    def step(self, rewards: Sequence[float]) -> list[float] | None:
+        """One update. The new probabilities, or None, with nothing changed, if they would not be finite."""
+        before = copy.deepcopy(self.state_dict())
+        reward = torch.tensor(rewards, dtype=torch.float64)
+        for _ in range(self.inner_steps):
+            p = self.logits.detach().softmax(0)
+            if self.rule == "sum":  # minus the gradient of sum_i R_i log P(i)
+                self.logits.grad = p * reward.sum() - reward
+            else:  # minus the gradient of sum_i P(i) R_i
+                self.logits.grad = p * ((p * reward).sum() - reward)
+            self._optimizer.step()
+        self.logits.grad = None
+        p = self.logits.detach().softmax(0)
+        if not p.isfinite().all():
+            self.load_state_dict(before)
+            return None
+        if self.floor:
+            p = raised_to(p, self._smallest)
+            with torch.no_grad():
+                self.logits.copy_(p.log())
+        return p.tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"logits": self.logits.tolist(), "optimizer": _without_tensors(self._optimizer.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            self.logits.copy_(torch.tensor(state["logits"], dtype=torch.float64))
+        self._optimizer.load_state_dict(_with_tensors(state["optimizer"]))
+
+
+def raised_to(p: Tensor, smallest: float) -> Tensor:
+    """Probabilities of at least `smallest` (below 1/n): the ones below it are raised, the rest rescaled."""
+    low = p < smallest
+    while True:
+        rest = 1 - smallest * low.sum()
+        raised = torch.where(low, smallest, p * (rest / p[~low].sum()))
+        if not (raised < smallest).any():
+            return raised
+        low = low | (raised < smallest)
+
+
+def _without_tensors(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer of one parameter, as numbers, strings, lists and dicts with string keys."""
+    plain = {
+        key: {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
+        if isinstance(value, Tensor)
+        else value
+        for key, value in state["state"].get(0, {}).items()
+    }
+    return {"state": plain, "param_groups": copy.deepcopy(state["param_groups"])}
+
+
+def _with_tensors(plain: Mapping[str, Any]) -> dict[str, Any]:
+    state = {
+        key: torch.tensor(value["values"], dtype=getattr(torch, value["dtype"]))
+        if isinstance(value, Mapping)
+        else value
+        for key, value in plain["state"].items()
+    }
+    return {"state": {0: state} if state else {}, "param_groups": copy.deepcopy(plain["param_groups"])}
