@@ -39,9 +39,12 @@ class MovingAverages:
             self._averages[name] = [
                 torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self._params.values()
             ]
-        present = [g for g in gradient if g is not None]
-        lengths = torch._foreach_norm(present, dtype=torch.float32)
-        finite = torch.stack([length.to(lengths[0].device) for length in lengths]).isfinite().all()
+        sums = [
+            g.sum(dtype=average.dtype)
+            for g, average in zip(gradient, self._averages[name], strict=True)
+            if g is not None
+        ]
+        finite = torch.stack([each.to(sums[0].device) for each in sums]).isfinite().all()
         for average, g in zip(self._averages[name], gradient, strict=True):
             here = finite.to(average.device)
             value = torch.zeros_like(average) if g is None else g.detach().to_dense().to(average.dtype)

@@ -20,7 +20,7 @@ from .alignment import Alignment
 from .averages import MovingAverages
 from .metric import AdamMetric
 from .mixture import Mixture, check_names
-from .probing import Direction, Gradient, Loss, Prober, Table
+from .probing import Direction, Gradient, Loss, Prober, Table, norm
 from .rewards import Reward
 from .scorer import Scorer
 from .sources import open_source
@@ -153,6 +153,7 @@ class Balancer:
                 found.check("gradient", "dataset", {name: length})
                 if table is not None:
                     table.add(table.kept(t), devs)
+                del t  # forgotten before the next pass makes another
 
         alignment = None
         if table is not None:
@@ -305,6 +306,7 @@ class Balancer:
                 found.check("gradient", "dev set", {name: direction.add(gradient, weights[name])})
             if table is not None:
                 kept.append(table.kept(gradient))
+            del gradient
         return direction, kept
 
     def _train_gradient(self, name: str, found: "_Findings") -> Gradient:
@@ -313,6 +315,7 @@ class Balancer:
         key = ("train", name, self._updates)
         gradient, found.train_losses[name] = self._prober.gradient(key, self._batches_of("train", name), self._batches)
         if self._averages is not None:
+            found.check("gradient", "dataset", {name: norm(gradient)})  # the average leaves a non-finite one out
             self._averages.add(name, gradient)
             return self._averages[name]
         return gradient
@@ -366,7 +369,7 @@ class _Findings:
 
     def notes(self, rule: str) -> tuple[str, ...]:
         notes = [f"{what} is zero: its cosine counts as 0" for what in dict.fromkeys(self._zero)]
-        total = math.fsum(self.rewards.values())
+        total = sum(self.rewards.values())
         if rule == "sum" and total <= 0:
             notes.append(f"the rewards sum to {total:.3g}, not above 0: the mixture runs away from its fixed point")
         return tuple(notes)

@@ -120,7 +120,7 @@ class Mixture:
             if not p >= 0:  # also NaN
                 what = "must not be NaN" if math.isnan(p) else "must not be negative"
                 raise ValueError(f"Mixture: probabilities {what}, but {name!r} is {p}.")
-        total = math.fsum(probabilities.values())
+        total = sum(probabilities.values())
         if not abs(total - 1) <= _SUM_TOLERANCE:
             raise ValueError(
                 f"Mixture: probabilities must sum to 1, but they sum to {total:g}. "

@@ -38,7 +38,9 @@ class Prober:
                 raise ValueError(f"{owner}: params must be parameters of the model, but some are not.")
             trainable = {p: name for p, name in trainable.items() if p in chosen}
         if not trainable:
-            raise ValueError(f"{owner}: the model has no trainable parameters" + (" in params." if params else "."))
+            raise ValueError(
+                f"{owner}: the model has no trainable parameters" + ("." if params is None else " in params.")
+            )
         self._subset = params is not None
         self._owner = owner
         self.params, self.names = list(trainable), list(trainable.values())
@@ -309,6 +311,7 @@ def probe(
             gradient, value = prober.gradient(("dev", name, 0), batches, len(batches))
             dev_losses[name] += value / (1 if step_ahead is None else len(train_batches))
             kept.append(table.kept(gradient))
+            del gradient  # forgotten before the next pass makes another
         return kept
 
     with prober.invisible():
@@ -320,6 +323,7 @@ def probe(
                 with prober.moved(gradient, step_ahead):
                     devs = look_at_dev()
             table.add(table.kept(gradient), devs)
+            del gradient
     return table.alignment(train_losses, dev_losses, list(train_batches))
 
 

@@ -102,7 +102,7 @@ def raised_to(p: Tensor, smallest: float) -> Tensor:
     """Probabilities of at least `smallest` (below 1/n): the ones below it are raised, the rest rescaled."""
     low = p < smallest
     while True:
-        rest = 1 - smallest * low.sum()
+        rest = 1 - smallest * int(low.sum())
         raised = torch.where(low, smallest, p * (rest / p[~low].sum()))
         if not (raised < smallest).any():
             return raised

@@ -5,10 +5,11 @@ pass, place in the pass) or from the number of the batch, and leaves every rando
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from .randomness import derive, isolated
 
@@ -117,10 +118,24 @@ class _Loop:
 
     def _next(self) -> Any:
         # One seed per batch, not per pass: a resumed pass needs no random state but the two numbers.
-        with isolated(derive(*self._key, self._pass, self._place), generators=self._generators()):
+        with isolated(derive(*self._key, self._pass, self._place), generators=self._generators()), self._epoch():
             if self._iterator is None:
                 self._iterator = iter(self._iterable)
             return next(self._iterator)
+
+    @contextmanager
+    def _epoch(self) -> Iterator[None]:
+        """A DistributedSampler shuffles by an epoch number, which is its own again afterwards."""
+        sampler = getattr(self._iterable, "sampler", None)
+        if not isinstance(sampler, DistributedSampler):
+            yield
+            return
+        before = sampler.epoch
+        sampler.set_epoch(self._pass)
+        try:
+            yield
+        finally:
+            sampler.set_epoch(before)
 
     def _generators(self) -> list[torch.Generator]:
         """The generators that a DataLoader's shuffling uses, so that it can be seeded and put back."""

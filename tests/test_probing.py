@@ -1,0 +1,366 @@
+import random
+
+import numpy as np
+import pytest
+import reference
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+from toys import Everything, batch, batches, dataset, loss, mlp
+
+from multidds import Balancer, Mixture, batches_of, probe, rewards
+
+NAMES = ("a", "b", "c")
+DEV = ("x", "y")
+
+
+def everything_that_must_not_change(model, optimizer, generator):
+    def copies(tensors):
+        return [(id(t), None if t is None else t.clone()) for t in tensors]
+
+    return {
+        "parameters": copies(model.parameters()),
+        "gradients": copies(p.grad for p in model.parameters()),
+        "buffers": [(name, *pair) for name, b in model.named_buffers() for pair in copies([b])],
+        "flags": [module.training for module in model.modules()],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "optimizer": copies(v for state in optimizer.state.values() for v in state.values()),
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state()[1:3],
+        "python": random.getstate(),
+        "loader": generator.get_state(),
+    }
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def bf16_loss(model, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return loss(model, batch)
+
+
+def random_loss(model, batch):
+    """Uses every global generator."""
+    x, y = batch
+    noise = random.random() + np.random.rand() + torch.rand(())
+    return loss(model, (x + noise, y))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("in_eval", [False, True])
+@pytest.mark.parametrize("live_grad", [False, True])
+@pytest.mark.parametrize("step_ahead", [None, 0.01])
+@pytest.mark.parametrize("compute", [loss, bf16_loss, random_loss])
+def test_a_probe_is_invisible(mode, in_eval, live_grad, step_ahead, compute):
+    torch.manual_seed(0)
+    model = Everything()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    data = {name: dataset(30, seed=i, dtype=torch.float32) for i, name in enumerate(NAMES)}
+    compute(model, batch(1, dtype=torch.float32)).backward()
+    optimizer.step()
+    if not live_grad:
+        optimizer.zero_grad()
+    model.norm.eval()  # a part that the user keeps in eval mode
+    if in_eval:
+        model.eval()
+    generator = torch.Generator().manual_seed(5)
+    balancer = Balancer(
+        Mixture.uniform(NAMES),
+        model,
+        compute,
+        train={name: DataLoader(d, batch_size=8, shuffle=True, generator=generator) for name, d in data.items()},
+        dev={name: batches_of(d, 8) for name, d in data.items()},
+        every=1,
+        priority="low",
+        reward="multidds",
+        mode=mode,
+        step_ahead=step_ahead,
+        sketch=64,
+        batches=2,
+    )
+    before = everything_that_must_not_change(model, optimizer, generator)
+    update = balancer.step()
+    after = everything_that_must_not_change(model, optimizer, generator)
+    assert update.skipped is None
+    for part in before:
+        assert same(before[part], after[part]), part
+
+
+def test_a_probe_restores_everything_when_the_loss_raises():
+    model = Everything()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss(model, batch(1, dtype=torch.float32)).backward()
+    generator = torch.Generator()
+    calls = []
+
+    def failing(model, batch):
+        calls.append(1)
+        value = loss(model, batch)
+        if len(calls) == 4:
+            raise RuntimeError("out of luck")
+        return value
+
+    train, dev = batches(NAMES, dtype=torch.float32), batches(DEV, seed=1, dtype=torch.float32)
+    before = everything_that_must_not_change(model, optimizer, generator)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        probe(model, failing, train, dev, step_ahead=0.1)
+    after = everything_that_must_not_change(model, optimizer, generator)
+    assert all(same(before[part], after[part]) for part in before)
+
+
+def test_probing_works_where_gradients_are_switched_off():
+    model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
+    expected = probe(model, loss, train, dev).dev_train
+    for off in (torch.no_grad(), torch.inference_mode()):
+        with off:
+            assert torch.equal(probe(model, loss, train, dev).dev_train, expected)
+
+
+@pytest.mark.parametrize("step_ahead", [None, 0.05])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_table_is_that_of_the_gradients(step_ahead, count):
+    model, train, dev = mlp(), batches(NAMES, count), batches(DEV, count, seed=1)
+    alignment = probe(model, loss, train, dev, step_ahead=step_ahead)
+    t = {i: reference.gradient(model, loss, train[i]) for i in NAMES}
+    for column, i in enumerate(NAMES):
+        here = model if step_ahead is None else reference.stepped(model, t[i], step_ahead)
+        d = torch.stack([reference.gradient(here, loss, dev[k]) for k in DEV])
+        dev_dev = alignment.dev_dev if step_ahead is None else alignment.dev_dev[column]
+        dev_norms = alignment.dev_norms if step_ahead is None else alignment.dev_norms[:, column]
+        assert torch.allclose(alignment.dev_train[:, column], d @ t[i], atol=1e-12)
+        assert torch.allclose(dev_dev, d @ d.T, atol=1e-12)
+        assert torch.allclose(dev_norms, d.norm(dim=1), atol=1e-12)
+        assert alignment.train_norms[column] == pytest.approx(float(t[i].norm()))
+    assert alignment.train_names == NAMES
+    assert alignment.dev_names == DEV
+    for i in NAMES:
+        assert alignment.train_losses[i] == pytest.approx(sum(loss(model, b).item() for b in train[i]) / count)
+
+
+def test_inner_products_are_the_first_order_change_of_the_dev_loss():
+    # d_k . t_i is the rate at which the dev loss falls along -t_i: a central difference, no gradients involved.
+    model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
+    alignment = probe(model, loss, train, dev)
+    h = 1e-5
+    for column, i in enumerate(NAMES):
+        t = reference.gradient(model, loss, train[i])
+        for row, k in enumerate(DEV):
+            ahead, behind = (loss(reference.stepped(model, t, step), dev[k][0]).item() for step in (h, -h))
+            assert (behind - ahead) / (2 * h) == pytest.approx(float(alignment.dev_train[row, column]), abs=1e-8)
+
+
+def test_step_ahead_becomes_shared_theta_as_the_step_size_goes_to_zero():
+    model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
+    shared = probe(model, loss, train, dev).cosines()
+    distances = [(probe(model, loss, train, dev, step_ahead=eta).cosines() - shared).norm() for eta in (1, 0.1, 0.01)]
+    assert distances[0] > 0.01
+    assert distances[1] < 0.2 * distances[0]  # in proportion to the step size
+    assert distances[2] < 0.2 * distances[1]
+
+
+def test_sketches_give_the_same_table_nearly():
+    model = mlp(width=2000)
+    train, dev = batches(NAMES), batches(DEV, seed=1)
+    exact = probe(model, loss, train, dev)
+    for step_ahead in (None, 0.1):
+        exact = probe(model, loss, train, dev, step_ahead=step_ahead)
+        sketched = probe(model, loss, train, dev, step_ahead=step_ahead, sketch=2**14)
+        assert sketched.dev_dev.shape == exact.dev_dev.shape
+        assert (sketched.cosines() - exact.cosines()).abs().max() < 0.05
+        assert not torch.equal(sketched.cosines(), exact.cosines())
+
+
+def test_only_the_given_parameters_count():
+    model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
+    part = probe(model, loss, train, dev, params=model[2].parameters())
+    model[0].requires_grad_(False)
+    assert torch.allclose(part.dev_train, probe(model, loss, train, dev).dev_train, atol=1e-14)
+    whole = probe(mlp(), loss, train, dev)
+    assert not torch.allclose(part.dev_train, whole.dev_train, atol=1e-3)
+
+
+def test_dropout_is_seeded_by_name_and_number_so_that_a_probe_repeats():
+    model = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 3)).double()
+    train, dev = batches(NAMES), batches(DEV, seed=1)
+    first = probe(model, loss, train, dev, seed=1)
+    torch.manual_seed(123)
+    assert torch.equal(first.dev_train, probe(model, loss, train, dev, seed=1).dev_train)
+    assert not torch.equal(first.dev_train, probe(model, loss, train, dev, seed=2).dev_train)
+    assert not torch.equal(first.dev_train, probe(model, loss, train, dev, seed=1, mode="eval").dev_train)
+
+
+def test_no_probe_changes_what_the_next_one_sees_through_a_buffer():
+    class Drifting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+            self.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x):
+            self.scale *= 1.5
+            return self.inner(x) * self.scale
+
+    train, dev = batches(NAMES), batches(DEV, seed=1)
+    forwards = probe(Drifting(), loss, train, dev)
+    backwards = probe(Drifting(), loss, dict(reversed(train.items())), dict(reversed(dev.items())))
+    assert torch.allclose(forwards.dev_train, backwards.dev_train.flip(0, 1), atol=1e-14)
+
+
+def test_bfloat16_models_are_summed_in_float32():
+    model = mlp(dtype=torch.bfloat16, width=64)
+    train, dev = batches(NAMES, 8, dtype=torch.bfloat16), batches(DEV, 8, seed=1, dtype=torch.bfloat16)
+    # The mean of the bfloat16 gradients of single batches, computed in float64.
+    t = torch.stack([reference.gradient(model, loss, train[i]) for i in NAMES])
+    d = torch.stack([reference.gradient(model, loss, dev[k]) for k in DEV])
+    alignment = probe(model, loss, train, dev)
+    exact = (d @ t.T) / (d.norm(dim=1)[:, None] * t.norm(dim=1))
+    # loss / count is a power of two here, so single gradients are the same numbers.
+    assert torch.allclose(alignment.cosines(), exact, atol=1e-5)
+
+
+def test_sparse_gradients_count_as_dense_ones():
+    def embedding_loss(model, batch):
+        return model(batch).square().mean()
+
+    tables = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Embedding(10, 3, sparse=sparse).double()
+        ids = {name: [torch.tensor([i, 2 * i, 5])] for i, name in enumerate(NAMES)}
+        tables.append(probe(model, embedding_loss, ids, ids).dev_train)
+    assert torch.allclose(*tables, atol=1e-14)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_models_can_be_probed(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x):
+            return self.inner[2](checkpoint(self.inner[:2], x.requires_grad_(), use_reentrant=reentrant))
+
+    train, dev = batches(NAMES), batches(DEV, seed=1)
+    expected = probe(mlp(), loss, train, dev).dev_train
+    assert torch.allclose(probe(Checkpointed(), loss, train, dev).dev_train, expected, atol=1e-14)
+
+
+def test_step_ahead_under_one_autocast_context_does_not_see_old_casts():
+    model, train, dev = mlp(dtype=torch.float32), batches(NAMES, dtype=torch.float32), batches(DEV, 1, 1, torch.float32)
+    inside = probe(model, bf16_loss, train, dev, step_ahead=1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        around = probe(model, loss, train, dev, step_ahead=1.0)
+    assert torch.equal(inside.dev_train, around.dev_train)
+
+
+def test_the_two_ways_to_a_reward_agree():
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        train, dev = batches(NAMES, 2, dtype=dtype), batches(DEV, 2, seed=1, dtype=dtype)
+        for step_ahead in (None, 0.1):
+            for name, function in (("multidds", rewards.multidds), ("multidds-s", rewards.multidds_s)):
+                by_vector = Balancer(
+                    Mixture.uniform(NAMES), mlp(dtype=dtype), loss, train=train, dev=dev, every=1, batches=2,
+                    reward=name, step_ahead=step_ahead,
+                ).step()  # fmt: skip
+                by_table = function(probe(mlp(dtype=dtype), loss, train, dev, step_ahead=step_ahead))
+                assert list(by_vector.rewards.values()) == pytest.approx(by_table.tolist(), abs=tolerance)
+
+
+class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+    """The peak of living tensor memory, in bytes, of what is allocated while the mode is on."""
+
+    def __enter__(self):
+        self.living, self.peak, self._seen = 0, 0, set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._seen:
+                    self._add(storage)
+        return out
+
+    def _add(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        self._seen.add(key)
+        self.living += size
+        self.peak = max(self.peak, self.living)
+
+        def gone():
+            self._seen.discard(key)
+            self.living -= size
+
+        import weakref
+
+        weakref.finalize(storage, gone)
+
+
+@pytest.mark.parametrize("n", [2, 9])
+def test_an_update_needs_one_vector_more_than_a_training_pass_whatever_n_and_k_are(n):
+    names = [f"d{i}" for i in range(n)]
+    model = mlp(dtype=torch.float32, width=20000)
+    vector = sum(p.numel() * 4 for p in model.parameters())
+    small = batches(names, dtype=torch.float32)
+    with Counting() as training:
+        loss(model, small["d0"][0]).backward()
+    model.zero_grad()
+    for reward in ("multidds", "multidds-s"):
+        balancer = Balancer(Mixture.uniform(names), model, loss, train=small, dev=small, every=1, reward=reward)
+        with Counting() as updating:
+            balancer.step()
+        assert updating.peak - training.peak < 1.3 * vector
+    with Counting() as with_table:
+        probe(model, loss, small, small)  # it can fail: K + 1 gradients
+    assert with_table.peak - training.peak > (n - 0.5) * vector
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, t, d: probe(m, loss, {}, d), "probe: train_batches is empty"),
+        (lambda m, t, d: probe(m, loss, t, {}), "probe: dev_batches is empty"),
+        (lambda m, t, d: probe(m, loss, t, {"x": []}), "probe: dev 'x' must be a list with at least one batch"),
+        (lambda m, t, d: probe(m, loss, t, d, mode="test"), "mode must be 'train' or 'eval', but it is 'test'"),
+        (lambda m, t, d: probe(m, loss, t, d, params=mlp().parameters()), "params must be parameters of the model"),
+        (lambda m, t, d: probe(m, loss, t, d, params=[]), "no trainable parameters in params"),
+        (lambda m, t, d: probe(m, loss, t, d, sketch=0), "the number of buckets must be at least 1"),
+        (lambda m, t, d: probe(nn.ReLU(), loss, t, d), "probe: the model has no trainable parameters"),
+        (lambda m, t, d: probe(nn.DataParallel(m), loss, t, d), "a model wrapped in DataParallel is not supported"),
+        (
+            lambda m, t, d: probe(m, lambda m, b: m(b[0]), t, d),
+            r"must return a scalar tensor, got shape \(7, 3\) for dev 'x'",
+        ),
+        (lambda m, t, d: probe(m, lambda m, b: 1.5, t, d), "must return a scalar tensor, got float for dev 'x'"),
+        (
+            lambda m, t, d: probe(m, lambda m, b: b[0].sum(), t, d),
+            "the loss of dev 'x' does not depend on any trainable parameter",
+        ),
+    ],
+)
+def test_what_cannot_be_probed_is_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(mlp(), batches(NAMES), batches(DEV, seed=1))
+
+
+def test_a_post_accumulate_grad_hook_is_refused_by_the_name_of_its_parameter():
+    model = mlp()
+    model[2].bias.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(ValueError, match=r"the parameter '2\.bias' has a post-accumulate-grad hook"):
+        probe(model, loss, batches(NAMES), batches(DEV))
+
+
+def test_a_thing_that_is_no_module_is_refused():
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got function"):
+        probe(lambda x: x, loss, batches(NAMES), batches(DEV))
