@@ -189,7 +189,7 @@ def test_training_with_updates_due_after_its_end_equals_training_without_a_balan
         mixture = Mixture.proportional(SIZES)
         data = {name: dataset(20, seed=i, dtype=torch.float32) for i, name in enumerate(NAMES)}
         loaders = {name: DataLoader(d, batch_size=5, shuffle=True) for name, d in data.items()}
-        optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad))
+        optimizer = torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
         if with_balancer:
             balancer = Balancer(mixture, model, loss, train=loaders, dev=loaders, every=1000)
         for _, (_, b) in zip(range(12), interleave(loaders, mixture, seed=1), strict=False):
@@ -288,7 +288,7 @@ def test_the_history_is_bounded_and_feeds_a_replay():
 @pytest.mark.parametrize("priority", ["regular", "low"])
 def test_what_is_not_finite_never_reaches_the_mixture(where, what, priority):
     train, dev = batches(NAMES), batches(DEV, seed=1)
-    x, y = (train if where == "train" else dev)[{"train": "b", "dev": "y"}[where]][0]
+    x, _y = (train if where == "train" else dev)[{"train": "b", "dev": "y"}[where]][0]
     balancer = balancer_of(train, dev, priority=priority, scorer=Scorer(optimizer=torch.optim.Adam))
     before = balancer.step().mixture
     scorer = json.dumps(balancer.state_dict()["scorer"])

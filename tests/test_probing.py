@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from living_memory import LivingMemory
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -276,52 +277,21 @@ def test_the_two_ways_to_a_reward_agree():
                 assert list(by_vector.rewards.values()) == pytest.approx(by_table.tolist(), abs=tolerance)
 
 
-class Counting(torch.utils._python_dispatch.TorchDispatchMode):
-    """The peak of living tensor memory, in bytes, of what is allocated while the mode is on."""
-
-    def __enter__(self):
-        self.living, self.peak, self._seen = 0, 0, set()
-        return super().__enter__()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (list, tuple)) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self._seen:
-                    self._add(storage)
-        return out
-
-    def _add(self, storage):
-        key, size = storage._cdata, storage.nbytes()
-        self._seen.add(key)
-        self.living += size
-        self.peak = max(self.peak, self.living)
-
-        def gone():
-            self._seen.discard(key)
-            self.living -= size
-
-        import weakref
-
-        weakref.finalize(storage, gone)
-
-
 @pytest.mark.parametrize("n", [2, 9])
 def test_an_update_needs_one_vector_more_than_a_training_pass_whatever_n_and_k_are(n):
     names = [f"d{i}" for i in range(n)]
     model = mlp(dtype=torch.float32, width=20000)
     vector = sum(p.numel() * 4 for p in model.parameters())
     small = batches(names, dtype=torch.float32)
-    with Counting() as training:
+    with LivingMemory() as training:
         loss(model, small["d0"][0]).backward()
     model.zero_grad()
     for reward in ("multidds", "multidds-s"):
         balancer = Balancer(Mixture.uniform(names), model, loss, train=small, dev=small, every=1, reward=reward)
-        with Counting() as updating:
+        with LivingMemory() as updating:
             balancer.step()
         assert updating.peak - training.peak < 1.3 * vector
-    with Counting() as with_table:
+    with LivingMemory() as with_table:
         probe(model, loss, small, small)  # it can fail: K + 1 gradients
     assert with_table.peak - training.peak > (n - 0.5) * vector
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 from collections import Counter
 
@@ -5,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import dataset
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from toys import dataset
 
 from multidds import Mixture, MixtureSampler, interleave
 
@@ -63,7 +64,7 @@ def test_the_orders_of_many_passes_are_even():
         orders = take(iter(sampler), 4000)
         firsts = Counter(order[0] for order in orders)
         assert all(abs(firsts[i] - 4000 / size) < 5 * (4000 / size) ** 0.5 for i in range(size))
-        pairs = Counter(pair for order in orders for pair in zip(order, order[1:], strict=False))
+        pairs = Counter(pair for order in orders for pair in itertools.pairwise(order))
         expected = 4000 / size
         assert all(abs(pairs[i, j] - expected) < 5 * expected**0.5 for i in range(size) for j in range(size) if i != j)
 

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -30,7 +32,7 @@ def test_the_sketch_of_a_parameter_is_the_sum_of_the_sketches_of_its_shards(buck
     sketcher, values = Sketcher(buckets), random(size, seed)
     out = sketcher.new(values)
     edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         sketcher.add(out, "w", values[start:end], start=start)
     assert torch.allclose(out, sketch(sketcher, [("w", values)]), atol=1e-9)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .alignment import Alignment
-from .randomness import derive, isolated
+from .randomness import derive, preserved, seed_all
 from .replicas import Replicas
 from .sketch import Sketcher
 
@@ -63,7 +63,7 @@ class Prober:
 
     @contextmanager
     def invisible(self) -> Iterator[None]:
-        """Around all probes of an update: gradients, buffers and train/eval flags are afterwards what they were."""
+        """Around all probes of an update: gradients, buffers, flags and random states are afterwards what they were."""
         self._refuse_hooks()
         self.replicas = Replicas(self.params[0].device)
         grads = [(p, p.grad) for p in self.model.parameters()]
@@ -80,7 +80,7 @@ class Prober:
                 self.model.eval()
             elif not self.model.training:  # a model in training may keep parts of it in eval mode: leave those
                 self.model.train()
-            with torch.inference_mode(False), torch.enable_grad():
+            with preserved(self._devices), torch.inference_mode(False), torch.enable_grad():
                 yield
         finally:
             _set_flags(flags)
@@ -148,8 +148,8 @@ class Prober:
     @contextmanager
     def _seeded(self, key: tuple[str, str, int], j: int) -> Iterator[None]:
         """One pass: random numbers from (seed, role, name, update, batch), buffers put back behind it."""
-        with isolated(derive(self.seed, "pass", *key, j), self._devices):
-            yield
+        seed_all(derive(self.seed, "pass", *key, j), self._devices)
+        yield
         self._restore_buffers()  # so that no probe can change what the next one sees
 
     def _checked_loss(self, key: tuple[str, str, int], batch: Any) -> Tensor:

@@ -61,35 +61,44 @@ class Permutation:
                 return index
 
 
-@contextmanager
-def isolated(
-    seed: int,
-    devices: Iterable[torch.device] = (),
-    generators: Iterable[torch.Generator] = (),
-) -> Iterator[None]:
-    """Run a block under a seed, and put every random state back afterwards, bit for bit.
-
-    Covers `random`, `numpy.random`, torch on the CPU, torch on the given devices, and the given generators.
-    """
-    accelerators = [device for device in devices if device.type != "cpu"]
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    device_states = [torch.get_device_module(device).get_rng_state(device) for device in accelerators]
-    generator_states = [(generator, generator.get_state()) for generator in generators]
+def seed_all(seed: int, devices: Iterable[torch.device] = (), generators: Iterable[torch.Generator] = ()) -> None:
+    """Seed `random`, `numpy.random`, torch on the CPU and on the given devices, and the given generators."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
-    for device in accelerators:
-        seeded = torch.Generator(device).manual_seed(seed).get_state()
-        torch.get_device_module(device).set_rng_state(seeded, device)
-    for generator, _ in generator_states:
+    for device in _accelerators(devices):
+        state = torch.Generator(device).manual_seed(seed).get_state()
+        torch.get_device_module(device).set_rng_state(state, device)
+    for generator in generators:
         generator.manual_seed(seed)
+
+
+@contextmanager
+def preserved(devices: Iterable[torch.device] = (), generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Put everything that `seed_all` touches back after the block, bit for bit. About 0.1 ms, most of it numpy's."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    device_states = [(d, torch.get_device_module(d).get_rng_state(d)) for d in _accelerators(devices)]
+    generator_states = [(generator, generator.get_state()) for generator in generators]
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
-        for device, state in zip(accelerators, device_states, strict=True):
+        for device, state in device_states:
             torch.get_device_module(device).set_rng_state(state, device)
         for generator, state in generator_states:
             generator.set_state(state)
+
+
+@contextmanager
+def isolated(seed: int, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Run a block under a seed without leaving a trace."""
+    generators = list(generators)
+    with preserved(generators=generators):
+        seed_all(seed, generators=generators)
+        yield
+
+
+def _accelerators(devices: Iterable[torch.device]) -> list[torch.device]:
+    return [device for device in devices if device.type != "cpu"]

@@ -1,0 +1,40 @@
+# `make demo` and `make test` do everything on a fresh machine: they need Python 3.11, make and a package registry.
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check docs wheel bench clean
+
+demo: $(READY)  ## set up, then train a small model with a fixed and with a learned mixture
+	$(BIN)/python examples/plain_loop.py
+
+test: $(READY)  ## set up, then run all tests
+	$(BIN)/pytest
+
+check: $(READY)  ## formatting, lint and types; any finding is an error
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(READY)  ## the reference of the public names, as HTML in build/docs
+	$(BIN)/pdoc --output-directory build/docs multidds
+
+wheel: $(READY)  ## build a wheel; run an example in an environment with torch and numpy alone
+	rm -rf dist build/bare
+	$(BIN)/python -m build --wheel
+	$(PYTHON) -m venv build/bare
+	build/bare/bin/pip install --quiet -c constraints.txt dist/*.whl
+	cd build && bare/bin/python -c "import multidds; [getattr(multidds, name) for name in multidds.__all__]"
+	cd build && bare/bin/python ../examples/plain_loop.py
+
+bench: $(READY)  ## what an update costs, from 4 to 512 datasets (about half an hour)
+	$(BIN)/python benchmarks/scaling.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(READY)

@@ -1,0 +1,200 @@
+"""What one update costs, from 4 to 512 datasets, and how good sketches are on a transformer's gradients.
+
+For each n = K: passes, seconds and peak memory of an update, beside n + K training passes (forward, backward,
+clearing gradients) of the same batches, interleaved in the same minute; the growth exponent in n; then the error of
+sketched cosines against exact ones. The model is a causal transformer, the text is real: the sources and the
+documentation of Python's standard library.
+
+    python benchmarks/scaling.py [--most 512] [--json FILE]
+"""
+
+import argparse
+import json
+import math
+import pydoc_data.topics
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from living_memory import LivingMemory
+from torch import nn
+
+from multidds import Balancer, Mixture, Scorer
+from multidds.probing import Prober, dot, norm
+from multidds.sketch import Sketcher
+
+LENGTH = 64
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int, layers: int, heads: int, vocabulary: int = 256) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(LENGTH, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.out = nn.Linear(width, vocabulary)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # [batch, length] -> [batch, length, vocabulary]
+        h = self.embed(ids) + self.position.weight[: ids.shape[1]]
+        return self.out(self.body(h, mask=self.mask, is_causal=True))
+
+
+def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def texts(count: int) -> list[bytes]:
+    """Real text of `count` kinds: topics of the documentation, then modules of the standard library."""
+    topics = [text.encode() for _, text in sorted(pydoc_data.topics.topics.items())]
+    modules = [path.read_bytes() for path in sorted(Path(json.__file__).parent.parent.glob("*.py"))]
+    long_enough = [text for pair in zip(topics, modules, strict=False) for text in pair if len(text) > 20 * LENGTH]
+    return [long_enough[i % len(long_enough)] for i in range(count)]
+
+
+def batches(text: bytes, size: int, count: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    starts = torch.randint(len(ids) - LENGTH - 1, (count, size), generator=generator)
+    return [torch.stack([ids[i : i + LENGTH + 1] for i in row.tolist()]) for row in starts]
+
+
+def training_passes(model: nn.Module, sets: list[torch.Tensor]) -> None:
+    for batch in sets:
+        loss(model, batch).backward()
+        model.zero_grad()
+
+
+def cost(n: int, size: int, repeat: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = Transformer(width=128, layers=4, heads=4)
+    vector = sum(p.numel() * 4 for p in model.parameters())
+    names = [f"d{i}" for i in range(n)]
+    sets = [batches(text, size, 2, seed=i) for i, text in enumerate(texts(n))]
+    train = {name: both[:1] for name, both in zip(names, sets, strict=True)}
+    dev = {name: both[1:] for name, both in zip(names, sets, strict=True)}
+    flat = [batch for both in sets for batch in both]
+    kinds = {"plain": None, "sketched": 2**16}
+    balancers = {
+        kind: Balancer(Mixture.uniform(names), model, loss, train=train, dev=dev, every=1, sketch=sketch)
+        for kind, sketch in kinds.items()
+    }
+    seconds: dict[str, list[float]] = {"training": [], "plain": [], "sketched": []}
+    for _ in range(repeat):
+        for kind, run in (
+            ("training", lambda: training_passes(model, flat)),
+            ("plain", balancers["plain"].update),
+            ("sketched", balancers["sketched"].update),
+        ):
+            began = time.perf_counter()
+            run()
+            seconds[kind].append(time.perf_counter() - began)
+    peaks = {}
+    for kind, run in (
+        ("training", lambda: training_passes(model, flat[:2])),
+        ("plain", balancers["plain"].update),
+        ("sketched", balancers["sketched"].update),
+    ):
+        with LivingMemory() as memory:
+            run()
+        peaks[kind] = memory.peak
+    median = {kind: statistics.median(values) for kind, values in seconds.items()}
+    return {
+        "n": n,
+        "passes": 2 * n,
+        "training seconds": median["training"],
+        "update seconds": median["plain"],
+        "ratio": statistics.median(a / b for a, b in zip(seconds["plain"], seconds["training"], strict=True)),
+        "ratio with sketches": statistics.median(
+            a / b for a, b in zip(seconds["sketched"], seconds["training"], strict=True)
+        ),
+        "extra vectors": (peaks["plain"] - peaks["training"]) / vector,
+        "extra MB per dataset with sketches": (peaks["sketched"] - peaks["plain"]) / n / 1e6,
+    }
+
+
+def sketch_errors(buckets: int, repeat: int) -> dict[str, float]:
+    """Cosines between the gradients of 12 kinds of text, exact and sketched, for a model after some training."""
+    torch.manual_seed(0)
+    model = Transformer(width=256, layers=6, heads=4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    kinds = texts(12)
+    for step in range(100):
+        loss(model, batches(kinds[step % 12], 8, 1, seed=step)[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    prober = Prober(model, loss, None, "train", 0, "benchmark")
+    with prober.invisible():
+        gradients = [
+            prober.gradient(("train", str(i), 0), batches(text, 16, 1, seed=i), 1)[0] for i, text in enumerate(kinds)
+        ]
+    pairs = [(a, b) for a in range(12) for b in range(a)]
+    exact = [dot(gradients[a], gradients[b]) / norm(gradients[a]) / norm(gradients[b]) for a, b in pairs]
+    errors, seconds = [], []
+    for seed in range(repeat):
+        sketcher = Sketcher(buckets, seed)
+        began = time.perf_counter()
+        sketches = []
+        for gradient in gradients:
+            sketch = sketcher.new(gradient[0])
+            for name, g in zip(prober.names, gradient, strict=True):
+                sketcher.add(sketch, name, g)
+            sketches.append(sketch)
+        seconds.append((time.perf_counter() - began) / len(gradients))
+        errors += [
+            float(torch.nn.functional.cosine_similarity(sketches[a], sketches[b], dim=0)) - c
+            for (a, b), c in zip(pairs, exact, strict=True)
+        ]
+    return {
+        "buckets": buckets,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "smallest cosine": min(exact),
+        "largest cosine": max(exact),
+        "rms error": math.sqrt(statistics.fmean(e * e for e in errors)),
+        "largest error": max(abs(e) for e in errors),
+        "milliseconds per sketch": 1000 * statistics.median(seconds),
+    }
+
+
+def show(rows: list[dict[str, float]]) -> None:
+    widths = [max(len(key), 9) for key in rows[0]]
+    print("  ".join(f"{key:>{w}}" for key, w in zip(rows[0], widths, strict=True)))
+    for row in rows:
+        cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
+        print("  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True)))
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most", type=int, default=512, help="largest number of datasets")
+    parser.add_argument("--batch", type=int, default=8, help="sequences of 64 tokens per probe batch")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--scorer", action="store_true", help="also time a scorer step of 1,000 datasets")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    counts = [n for n in (4, 8, 16, 32, 64, 128, 256, 512) if n <= args.most]
+    cost(4, args.batch, 1)  # warm up
+    rows = [cost(n, args.batch, repeat=max(3, 64 // n)) for n in counts]
+    show(rows)
+    slope = statistics.linear_regression(
+        [math.log(row["n"]) for row in rows], [math.log(row["update seconds"]) for row in rows]
+    ).slope
+    print(f"growth exponent of an update in n: {slope:.3f}\n")
+    sketches = [sketch_errors(buckets, repeat=8) for buckets in (2**14, 2**16, 2**18)]
+    show(sketches)
+    if args.scorer:
+        scorer = Scorer.authors()
+        scorer.start([1 / 1000] * 1000)
+        began = time.perf_counter()
+        scorer.step([0.1] * 1000)
+        print(f"a scorer step (200 inner steps) of 1,000 datasets: {time.perf_counter() - began:.3f} s")
+    if args.json:
+        args.json.write_text(json.dumps({"updates": rows, "growth": slope, "sketches": sketches}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The README, the docs and the examples are run, so they stay true."""
+
+import re
+from itertools import cycle
+from pathlib import Path
+
+import language_model
+import plain_loop
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader
+from toys import dataset, loss, mlp
+
+from multidds import Balancer, Mixture, batches_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def blocks(page, language):
+    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^\1```", page.read_text(encoding="utf-8"))
+    return [re.sub(f"(?m)^{indent}", "", block) for indent, block in found]
+
+
+def surroundings():
+    """What a user has before the first line of a block."""
+    model = mlp()
+    datasets = {name: dataset(size, seed=size) for name, size in (("az-en", 40), ("pt-en", 300))}
+    dev_sets = {name: dataset(30, seed=i) for i, name in enumerate(datasets)}
+    return {
+        "torch": torch,
+        "model": model,
+        "loss": loss,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "datasets": datasets,
+        "dev_sets": dev_sets,
+        "sizes": {name: len(d) for name, d in datasets.items()},
+        "probe_loaders": {name: batches_of(d, 8) for name, d in datasets.items()},
+        "dev_loaders": {name: batches_of(d, 8) for name, d in dev_sets.items()},
+        "max_steps": 2000,
+        "cycle": cycle,
+        "DataLoader": DataLoader,
+        "ConcatDataset": ConcatDataset,
+    }
+
+
+def test_the_loop_of_the_readme_runs_before_and_after_the_diff():
+    (diff,) = blocks(ROOT / "README.md", "diff")
+    lines = diff.splitlines()
+    for keep in "-+":
+        code = "\n".join(line[1:] for line in lines if line[:1] in (keep, " ", ""))
+        names = surroundings()
+        exec(code, names)
+        if keep == "+":
+            assert names["mixture"].version == 2  # updates after steps 1000 and 2000
+            assert names["mixture"].probabilities != Mixture.proportional(names["sizes"]).probabilities
+
+
+def test_the_other_blocks_of_the_readme_run():
+    names = surroundings()
+    for block in blocks(ROOT / "README.md", "python"):
+        exec(block, names)
+    assert names["update"].skipped is None
+    assert sum(names["sampler"].examples.values()) == 32
+
+
+def test_the_worked_example_of_contributing_runs():
+    names = surroundings()
+    names |= {"Balancer": Balancer, "mixture": Mixture.proportional(names["sizes"])}
+    names |= {"train": names["probe_loaders"], "dev": names["dev_loaders"]}
+    for block in blocks(ROOT / "CONTRIBUTING.md", "python"):
+        exec(block, names)
+    update = names["balancer"].update()
+    expected = update.alignment.cosines().amin(dim=0).tolist()
+    assert list(update.rewards.values()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_every_test_that_the_docs_name_exists():
+    for page in PAGES:
+        for file, name in re.findall(r"(test_\w+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8")):
+            source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+            assert not name or f"def {name}(" in source, f"{page.name}: {file}::{name}"
+
+
+def test_the_files_of_the_architecture_page_are_the_files_there_are():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"(?m)^  (\w+)\.py", text))
+    assert listed == {path.stem for path in (ROOT / "src" / "multidds").glob("*.py")} - {"__init__"}
+
+
+def test_the_plain_loop_drops_the_noise_and_finds_the_only_dataset_that_helps():
+    results = plain_loop.main()
+    prior, learned = results["proportional"]["mixture"], results["multidds-s"]["mixture"]
+    assert learned["junk"] < prior["junk"] / 5
+    assert learned["rare"] > 3 * prior["rare"]
+    for name in ("web", "rare"):
+        assert results["multidds-s"]["accuracy"][name] > results["proportional"]["accuracy"][name] + 0.02
+
+
+def test_the_figures_of_the_readme_are_those_of_the_demo(capsys):
+    plain_loop.main()
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("prop", "multi"))]
+    (table,) = [block for block in blocks(ROOT / "README.md", "text") if "final mixture" in block]
+    claimed = [line.split() for line in table.splitlines() if line.startswith(("prop", "multi"))]
+    for real, said in zip(shown, claimed, strict=True):
+        for x, y in zip(real[1:], said[1:], strict=True):
+            assert float(x.rstrip("%")) == pytest.approx(float(y.rstrip("%")), abs=3)  # other machines, other rounding
+
+
+def test_the_language_model_ends_with_a_lower_mean_dev_loss_than_its_baseline():
+    losses = language_model.main()
+    means = {method: sum(values.values()) / len(values) for method, values in losses.items()}
+    assert means["multidds-s"] < means["proportional"]

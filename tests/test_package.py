@@ -1,0 +1,65 @@
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import multidds
+
+SOURCES = Path(multidds.__file__).parent
+
+# Which modules of ours a module may import: imports point one way (docs/architecture.md).
+MAY_IMPORT = {
+    "mixture": set(),
+    "randomness": set(),
+    "alignment": set(),
+    "sketch": set(),
+    "priorities": set(),
+    "scorer": set(),
+    "replicas": set(),
+    "rewards": {"alignment"},
+    "sources": {"randomness"},
+    "sampling": {"mixture", "randomness", "sources"},
+    "probing": {"alignment", "randomness", "replicas", "sketch"},
+    "averages": {"probing"},
+    "metric": {"probing"},
+    "balancer": {"alignment", "averages", "metric", "mixture", "priorities", "probing", "rewards", "scorer", "sources"},
+}
+
+
+def test_importing_the_package_imports_neither_torch_nor_numpy():
+    code = "import multidds, sys; dir(multidds); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["False", "False"]
+
+
+def test_every_public_name_resolves_to_the_thing_of_that_name():
+    for name in multidds.__all__:
+        thing = getattr(multidds, name)
+        assert thing.__name__.removeprefix("multidds.") == name
+    assert set(multidds.__all__) <= set(dir(multidds))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        multidds.nothing  # noqa: B018
+
+
+def test_imports_point_one_way():
+    modules = {path.stem: path for path in SOURCES.glob("*.py") if path.stem != "__init__"}
+    assert modules.keys() == MAY_IMPORT.keys()
+    for name, path in modules.items():
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                imported |= {node.module} if node.module else {alias.name for alias in node.names}
+        assert imported <= MAY_IMPORT[name], f"{name} imports {imported - MAY_IMPORT[name]}"
+
+
+def test_no_file_shares_its_name_with_a_public_function():
+    functions = {name for name in multidds.__all__ if callable(getattr(multidds, name))}
+    assert not functions & MAY_IMPORT.keys()
+
+
+def test_every_module_says_what_it_owns():
+    for name in MAY_IMPORT:
+        assert len(importlib.import_module(f"multidds.{name}").__doc__) > 80
