@@ -154,6 +154,8 @@ class Balancer:
                 if table is not None:
                     table.add(table.kept(t), devs)
                 del t  # forgotten before the next pass makes another
+                if self._step_ahead is not None:
+                    del direction, devs
 
         alignment = None
         if table is not None:
