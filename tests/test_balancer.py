@@ -56,7 +56,8 @@ def test_an_update_is_algorithm_1(reward, priority, step_ahead, rule):
         )
         if reward == "moving-average":  # never observed: over the probe gradients of successive updates
             fresh = {i: reference.gradient(naive, loss, train[i]) for i in NAMES}
-            averages = {i: 0.1 * fresh[i] + (0.9 * averages[i] if averages else 0) for i in NAMES}
+            share = 0.1 / (1 - 0.9 ** (number + 1))  # the weights of an average sum to 1
+            averages = {i: share * fresh[i] + ((1 - share) * averages[i] if averages else 0) for i in NAMES}
         expected = reference.rewards(naive, loss, train, dev, weights, reward == "multidds-s", step_ahead, averages)
         psi = reference.scorer_step(psi, expected, 0.7, weighted_by_p=rule == "policy")
         update = balancer.step()
@@ -105,6 +106,21 @@ def test_a_non_finite_gradient_in_training_does_not_poison_a_moving_average():
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
     model.zero_grad()
     assert balancer.step().skipped is None
+
+
+def test_a_moving_average_is_the_weighted_mean_of_the_gradients():
+    model, train = mlp(), batches(NAMES, 5)
+    balancer = balancer_of(train, None, model, reward="moving-average", decay=0.8)
+    gradients = []
+    for j in range(5):
+        model.zero_grad()
+        loss(model, train["a"][j]).backward()
+        gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
+        balancer.observe("a")
+    weights = torch.tensor([0.8 ** (4 - j) for j in range(5)], dtype=torch.float64)
+    expected = (weights[:, None] * torch.stack(gradients)).sum(0) / weights.sum()
+    got = torch.cat([t.reshape(-1) for t in balancer.state_dict()["averages"]["averages"]["a"].values()])
+    assert torch.allclose(got, expected, atol=1e-14)
 
 
 def test_the_memory_of_moving_averages_is_stated_at_construction(caplog):
@@ -296,6 +312,8 @@ def test_what_is_not_finite_never_reaches_the_mixture(where, what, priority):
     update = balancer.step()
     assert "is not finite" in update.skipped
     assert {"train": "dataset 'b'", "dev": "dev set 'y'"}[where] in update.skipped
+    ahead = balancer_of(train, dev, priority=priority, step_ahead=0.1).step()
+    assert {"train": "dataset 'b'", "dev": "dev set 'y'"}[where] in ahead.skipped
     assert update.mixture == before == balancer.mixture.probabilities
     assert json.dumps(balancer.state_dict()["scorer"]) == scorer
     x[0, 0] = 0.0
@@ -326,6 +344,7 @@ def test_zero_gradients_and_rewards_that_sum_to_nothing_are_named():
         update = balancer_of(train, dev, loss=compute, reward=reward).step()
         assert set(update.rewards.values()) == {0.0}
         assert "the gradient of dev set 'x' is zero: its cosine counts as 0" in update.notes
+        assert "the gradients of the dev sets sum to zero: rewards count as 0" in update.notes
         assert "the rewards sum to 0, not above 0" in update.notes[-1]
         assert update.skipped is None
 
@@ -489,6 +508,113 @@ def test_loading_moves_the_shared_mixture_object():
     other.load_state_dict(balancer.state_dict())
     assert held.probabilities == balancer.mixture.probabilities
     assert other.mixture is held
+
+
+def test_a_state_fits_whatever_order_the_datasets_are_given_in():
+    train, sizes = batches(NAMES), {"a": 1, "b": 3, "c": 6}
+    first = balancer_of(train)
+    first.step()
+    state, expected = first.state_dict(), first.step()
+    names = ("c", "a", "b")
+    other = balancer_of({n: train[n] for n in names}, mixture=Mixture.proportional({n: sizes[n] for n in names}))
+    other.load_state_dict(state)
+    assert other.step().mixture == pytest.approx(expected.mixture, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"priority": "lowest"},
+        {"dev_losses": {"x": 1.0}},
+        {"mixture": {"probabilities": {"a": 0.5, "b": 0.2, "c": 0.2}}},
+        {"mixture": {"probabilities": {"a": 0.5, "b": 0.5}}},
+        {"scorer": Scorer.authors},
+    ],
+)
+def test_a_refused_state_changes_nothing(change):
+    _, balancer = fresh("list")
+    if "scorer" in change:
+        other = change["scorer"]()
+        other.start([0.1, 0.3, 0.6])
+        change = {"scorer": other.state_dict()}
+    before = json.dumps(balancer.state_dict())
+    model, trained = fresh("list")
+    run(model, trained, 0, 5)
+    with pytest.raises(ValueError, match="."):
+        balancer.load_state_dict({**trained.state_dict(), **change})
+    assert json.dumps(balancer.state_dict()) == before
+
+
+def test_what_is_not_of_the_right_kind_is_refused():
+    for change, message in (
+        ({"mixture": {"a": 1.0}}, "the mixture must be a Mixture, got dict"),
+        ({"loss": 3}, "loss must be a function"),
+        ({"scorer": "adam"}, "scorer must be a Scorer, got str"),
+        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            balancer_of(**change)
+    with pytest.raises(TypeError, match="the reward function must return a tensor, got NoneType"):
+        balancer_of(reward=lambda a, w: None, sketch=16).step()
+
+
+def test_the_optimizer_of_the_metric_is_only_read():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    balancer_of(model=model, optimizer=optimizer).step()
+    assert len(optimizer.state) == 0
+
+
+def test_a_stateful_iterator_is_a_source():
+    class Places:
+        def __init__(self):
+            self.place = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.place += 1
+            return batch(self.place)
+
+        def state_dict(self):
+            return {"place": self.place}
+
+        def load_state_dict(self, state):
+            self.place = state["place"]
+
+    first = balancer_of(dev={"x": Places()})
+    first.step()
+    second = balancer_of(dev={"x": Places()})
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.step().rewards == first.step().rewards
+
+
+def test_updates_in_inference_mode_do_not_hurt_later_ones():
+    balancer = balancer_of(scorer=Scorer(optimizer=torch.optim.Adam), sketch=64, reward="moving-average")
+    with torch.inference_mode():
+        balancer.step()
+    assert balancer.step().skipped is None
+
+
+def test_the_default_device_does_not_matter():
+    balancer = balancer_of(dev={"x": batches_of(dataset(), 4)}, sketch=64)
+    torch.set_default_device("meta")  # nothing of ours may be created there
+    try:
+        assert balancer.step().skipped is None
+        assert Scorer().floor == 0.1
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_loss_that_ranks_the_dev_sets_must_be_finite_too():
+    marked = batches(DEV, seed=1)["y"][0][0]
+
+    def compute(model, b):
+        return loss(model, b) + (math.inf if torch.equal(b[0], marked) else 0.0)
+
+    update = balancer_of(priority="high", loss=compute).step()  # "y" is ranked last and would not be probed
+    assert update.skipped == "the loss of dev set 'y' is not finite"
 
 
 def test_a_state_that_does_not_fit_is_refused():

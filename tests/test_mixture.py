@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from multidds import Mixture, Replay
 
-NAMES = st.text(min_size=1, max_size=8)
+NAMES = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,7}", fullmatch=True)
 SIZES = st.dictionaries(NAMES, st.integers(1, 10**9), min_size=1, max_size=30)
 
 
@@ -108,8 +108,10 @@ def test_moving_a_mixture_is_seen_through_every_reference_and_counted():
         (lambda: Mixture({"a": 0.5, "b": 0.4}), "must sum to 1, but they sum to 0.9. For weights of any scale"),
         (lambda: Mixture({"a": math.inf}), "must sum to 1, but they sum to inf"),
         (lambda: Mixture({"a": 1.7e308, "b": 1.7e308}), "must sum to 1, but they sum to inf"),
-        (lambda: Mixture({"": 1.0}), "names must be non-empty strings, but one is ''"),
-        (lambda: Mixture({3: 1.0}), "names must be non-empty strings, but one is 3"),
+        (lambda: Mixture({"": 1.0}), "'_' and '-', without a leading dot, but one is ''."),
+        (lambda: Mixture({"a/b": 1.0}), "but one is 'a/b'."),
+        (lambda: Mixture({".a": 1.0}), "but one is '.a'."),
+        (lambda: Mixture({3: 1.0}), "but one is 3."),
         (lambda: Mixture.uniform([]), "at least one dataset"),
         (lambda: Mixture.uniform(["a", "b", "a"]), "the name 'a' is there more than once"),
         (lambda: Mixture.proportional({"a": 5, "b": 0}), "sizes must be positive and finite, but 'b' is 0."),
@@ -118,7 +120,9 @@ def test_moving_a_mixture_is_seen_through_every_reference_and_counted():
         (lambda: Mixture.temperature({"a": 1}, tau=math.nan), "tau must be positive, but it is nan"),
         (lambda: Mixture.unimax({"a": 1}, budget=0, max_passes=4), "budget must be positive and finite, but it is 0"),
         (lambda: Mixture.unimax({"a": 1}, budget=9, max_passes=-1), "max_passes must be positive"),
+        (lambda: Mixture.proportional({}), "Mixture.proportional: there must be at least one dataset."),
         (lambda: Mixture.uniform("ab").move({"a": 1.0}), "Mixture.move: 'b' is missing."),
+        (lambda: Mixture.uniform("abc").move({"a": 1.0}), "Mixture.move: 'b', 'c' are missing."),
         (lambda: Mixture.uniform("ab").move({"a": 1.0, "b": 0, "c": 0}), "'c' is unknown; there are 'a', 'b'."),
     ],
 )
@@ -126,6 +130,13 @@ def test_a_bad_mixture_is_refused_with_the_culprit(make, message):
     with pytest.raises(ValueError, match=".") as error:
         make()
     assert message in str(error.value)
+
+
+def test_what_is_no_number_is_a_type_error_with_the_culprit():
+    with pytest.raises(TypeError, match="probabilities must be numbers, but 'b' is 'x'"):
+        Mixture({"a": 0.5, "b": "x"})
+    with pytest.raises(TypeError, match="Mixture.temperature: sizes must be numbers, but 'a' is None"):
+        Mixture.temperature({"a": None}, tau=2)
 
 
 def test_an_unknown_name_is_a_key_error_that_lists_the_known_ones():

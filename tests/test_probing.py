@@ -309,7 +309,11 @@ def test_an_update_needs_one_vector_more_than_a_training_pass_whatever_n_and_k_a
         (lambda m, t, d: probe(m, loss, t, d, mode="test"), "mode must be 'train' or 'eval', but it is 'test'"),
         (lambda m, t, d: probe(m, loss, t, d, params=mlp().parameters()), "params must be parameters of the model"),
         (lambda m, t, d: probe(m, loss, t, d, params=[]), "no trainable parameters in params"),
-        (lambda m, t, d: probe(m, loss, t, d, sketch=0), "the number of buckets must be at least 1"),
+        (
+            lambda m, t, d: probe(m, loss, t, d, sketch=0),
+            "the number of buckets must be a whole number of at least 1, but it is 0",
+        ),
+        (lambda m, t, d: probe(m, loss, t, d, step_ahead=-1.0), "probe: step_ahead must be a positive step size"),
         (lambda m, t, d: probe(nn.ReLU(), loss, t, d), "probe: the model has no trainable parameters"),
         (lambda m, t, d: probe(nn.DataParallel(m), loss, t, d), "a model wrapped in DataParallel is not supported"),
         (
@@ -350,3 +354,16 @@ def test_dropout_differs_between_names_roles_updates_and_batches():
     assert len(set(losses)) == len(losses)
     once, twice = (probe(model, loss, {"a": [batch(0)] * count}, same_batch).train_losses["a"] for count in (1, 2))
     assert once != twice  # nor do the batches of one dataset share their masks
+
+
+def test_parts_that_training_keeps_in_eval_mode_stay_so_in_probes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    data = {"a": [batch(0)]}
+    whole = probe(model, loss, data, data).train_losses["a"]
+    model[1].eval()
+    expected = loss(model, batch(0)).item()
+    assert probe(model, loss, data, data).train_losses["a"] == pytest.approx(expected)
+    assert whole != pytest.approx(expected)
+    model.eval()  # after a validation: the probe goes back to train mode
+    assert probe(model, loss, data, data).train_losses["a"] == pytest.approx(whole)

@@ -82,7 +82,7 @@ def check_skipping_is_collective(rank, folder):
     if rank == 1:
         broken.tensors[0].fill_(float("nan"))
     balancer._given["dev"]["y"] = batches_of(broken, 4)
-    balancer._open_sources()
+    balancer._sources = balancer._opened(0)
     update = balancer.step()
     assert update.skipped == "the gradient of dev set 'y' is not finite (and 3 more like it)", update.skipped
     assert update.mixture == Mixture.proportional({"a": 1, "b": 2, "c": 5}).probabilities
@@ -109,7 +109,7 @@ def check_an_error_is_everyones(rank, folder):
 
     _, balancer = make("function", 1, priority="low")
     balancer._given["dev"]["y"] = unlucky
-    balancer._open_sources()
+    balancer._sources = balancer._opened(0)
     with pytest.raises(OSError if rank == 0 else RuntimeError, match="no such file"):
         balancer.step()
     dist.barrier()  # nobody was left waiting
@@ -143,6 +143,21 @@ def check_streams(rank, folder):
     ]
 
 
+def check_ranks_that_disagree_are_refused(rank, folder):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    names = NAMES if rank == 0 else NAMES[::-1]
+    train, dev = sources("function", NAMES, 0), sources("function", DEV, 10)
+    for mixture, seed, what in (
+        (Mixture.uniform(names), 0, "datasets, or their order"),
+        (Mixture.proportional({"a": 1 + rank, "b": 1, "c": 1}), 0, "mixture"),
+        (Mixture.uniform(NAMES), rank, "seed, batches or number of updates"),
+    ):
+        balancer = Balancer(mixture, model, loss, train=train, dev=dev, every=1, seed=seed)
+        with pytest.raises(ValueError, match=f"the ranks were given different {what}"):
+            balancer.step()
+
+
 def check_observing_is_refused(rank, folder):
     model, balancer = make("function", 1, reward="moving-average")
     loss(model, batch(rank)).backward()
@@ -157,6 +172,7 @@ CHECKS = [
     check_an_error_is_everyones,
     check_unused_parameters,
     check_streams,
+    check_ranks_that_disagree_are_refused,
     check_observing_is_refused,
 ]
 

@@ -120,3 +120,5 @@ def test_a_bad_priority_is_refused(priority, message):
 def test_a_priority_of_another_type_is_refused():
     with pytest.raises(TypeError, match="expected a name, weights or a function, got int"):
         priorities.check(3, ("a",))
+    with pytest.raises(TypeError, match="must return {dev set: weight}, but it returned NoneType"):
+        priorities.weights_of(lambda losses: None, {"a": 1.0})

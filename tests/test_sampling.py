@@ -213,7 +213,10 @@ def test_only_a_bounded_number_of_mixtures_is_remembered():
         (lambda: MixtureSampler({"a": 5, "b": 1}, Mixture.uniform("a")), "'b' is unknown"),
         (lambda: MixtureSampler({"a": 0}, Mixture.uniform("a")), "positive whole numbers, but 'a' is 0"),
         (lambda: MixtureSampler({"a": 2.5}, Mixture.uniform("a")), "positive whole numbers, but 'a' is 2.5"),
-        (lambda: MixtureSampler({"a": 5}, Mixture.uniform("a"), batch_size=0), "batch_size must be at least 1"),
+        (
+            lambda: MixtureSampler({"a": 5}, Mixture.uniform("a"), batch_size=0),
+            "batch_size must be a whole number of at least 1",
+        ),
         (lambda: MixtureSampler({"a": 5}, Mixture.uniform("a"), rank=1), "give both rank and world_size"),
         (lambda: MixtureSampler({"a": 5}, Mixture.uniform("a"), rank=2, world_size=2), "but it is 2 of 2"),
         (lambda: interleave({"a": [1]}, Mixture.uniform("ab")), "interleave: 'b' is missing."),
@@ -357,11 +360,19 @@ def test_loaders_sharded_by_a_distributed_sampler_work():
     assert passes[0] != passes[1] != passes[2]  # the epoch is set for every pass
 
 
+def test_a_mixture_that_is_none_is_refused():
+    for make in (interleave, MixtureSampler):
+        with pytest.raises(TypeError, match="the mixture must be a Mixture, got dict"):
+            make({"a": 5}, {"a": 1.0})
+
+
 def test_state_of_other_datasets_is_refused():
     state = interleave({"a": [torch.zeros(1)]}, Mixture.uniform("a")).state_dict()
     with pytest.raises(ValueError, match="interleave: state: 'b' is missing"):
         interleave({"b": [torch.zeros(1)]}, Mixture.uniform("b")).load_state_dict(state)
     state = MixtureSampler({"a": 3}, Mixture.uniform("a")).state_dict()
+    with pytest.raises(ValueError, match="the state is of 3 examples of 'a', not 4"):
+        MixtureSampler({"a": 4}, Mixture.uniform("a")).load_state_dict(state)
     with pytest.raises(ValueError, match="MixtureSampler: state: 'b' is missing"):
         MixtureSampler({"b": 3}, Mixture.uniform("b")).load_state_dict(state)
 

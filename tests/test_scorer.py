@@ -128,7 +128,7 @@ def test_raising_to_the_floor_rescales_only_the_others_and_again_where_they_fall
     assert raised.tolist() == pytest.approx([0.2, 0.3 * 0.8 / 0.9, 0.6 * 0.8 / 0.9])
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam, torch.optim.RMSprop])
 def test_any_torch_optimizer_resumes_exactly_through_json(optimizer):
     prior, rewards = [0.5, 0.3, 0.2], [0.3, -0.1, 0.7]
     straight, first = started(prior, optimizer=optimizer), started(prior, optimizer=optimizer)
@@ -152,12 +152,34 @@ def test_a_step_that_would_not_be_finite_changes_nothing():
     assert json.dumps(scorer.state_dict()) == before
 
 
+def test_a_step_in_inference_mode_does_not_hurt_the_next_one():
+    with torch.inference_mode():
+        scorer = started([0.5, 0.5], optimizer=torch.optim.Adam)
+        scorer.step([0.1, 0.2])
+    assert scorer.step([0.1, 0.2]) is not None
+
+
+def test_the_state_of_another_optimizer_or_number_of_datasets_is_refused():
+    state = started([0.5, 0.5], optimizer=torch.optim.Adam).state_dict()
+    with pytest.raises(ValueError, match="the state is of the optimizer Adam, but this one has SGD"):
+        started([0.5, 0.5]).load_state_dict(state)
+    with pytest.raises(ValueError, match="the state has 2 logits, but there are 3"):
+        started([0.5, 0.25, 0.25], optimizer=torch.optim.Adam).load_state_dict(state)
+
+
+def test_an_optimizer_that_is_none_is_refused():
+    with pytest.raises(
+        TypeError, match="optimizer must be a torch optimizer class, such as torch.optim.SGD, got 'adam'"
+    ):
+        Scorer(optimizer="adam")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Scorer(lr=0), "lr must be positive"),
         (lambda: Scorer(lr=math.nan), "lr must be positive"),
-        (lambda: Scorer(inner_steps=0), "inner_steps must be at least 1, but it is 0"),
+        (lambda: Scorer(inner_steps=0), "inner_steps must be a whole number of at least 1, but it is 0"),
         (lambda: Scorer(rule="max"), "rule must be 'sum' or 'policy', but it is 'max'"),
         (lambda: Scorer(floor=-0.1), "floor must be a share of the smallest prior"),
         (lambda: started([0.5, 0.5], floor=1.0), "it must be below 0.5"),

@@ -64,16 +64,16 @@ def test_inner_products_are_right_on_average_and_as_noisy_as_the_theory_says():
 
 
 def test_structure_in_a_gradient_does_not_hurt():
-    # Rank-one matrices whose rows are all alike, as wide as the sketch is long: folded without rotation every
-    # column would meet itself in the same bucket.
+    # Matrices whose columns differ wildly in size, as wide as divides the sketch: folded without rotation every
+    # column would meet itself in the same bucket, and the error would be four times as large.
     errors = []
     for seed in range(100):
-        row_a, row_b = random(64, seed).exp(), random(64, seed + 1000).exp()
-        a, b = random(128, seed + 2000)[:, None] * row_a, random(128, seed + 3000)[:, None] * row_b
+        columns = (2 * random(64, seed)).exp()
+        a, b = (random((128, 64), seed + k) * columns for k in (2000, 3000))
         exact = torch.nn.functional.cosine_similarity(a.reshape(1, -1), b.reshape(1, -1))
         sketched = [sketch(Sketcher(1024, seed), [("w", x)]) for x in (a, b)]
         errors.append(float(torch.nn.functional.cosine_similarity(*(s[None] for s in sketched)) - exact))
-    assert torch.tensor(errors).square().mean().sqrt() < 2.0 / 1024**0.5
+    assert torch.tensor(errors).square().mean().sqrt() < 1.3 / 1024**0.5
 
 
 def test_names_separate_parameters_and_equal_names_agree_across_sketchers():
@@ -83,5 +83,5 @@ def test_names_separate_parameters_and_equal_names_agree_across_sketchers():
 
 
 def test_a_sketch_of_no_buckets_is_refused():
-    with pytest.raises(ValueError, match="at least 1, but it is 0"):
+    with pytest.raises(ValueError, match="a whole number of at least 1, but it is 0"):
         Sketcher(0)

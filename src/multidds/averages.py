@@ -10,13 +10,14 @@ from .probing import Gradient
 
 
 class MovingAverages:
-    """average <- decay * average + (1 - decay) * gradient, for each dataset, starting from zero."""
+    """The mean of a dataset's gradients with weights 1, decay, decay^2, ... from the newest back."""
 
     def __init__(self, names: Sequence[str], params: Mapping[str, Tensor], decay: float) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"Balancer: decay must be at least 0 and below 1, but it is {decay}.")
         self._params, self._decay = dict(params), decay
         self._averages: dict[str, list[Tensor]] = {}
+        self._counts: dict[str, Tensor] = {}  # finite gradients so far
         self._observed: set[str] = set()
 
     def __getitem__(self, name: str) -> Gradient:
@@ -39,23 +40,25 @@ class MovingAverages:
             self._averages[name] = [
                 torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self._params.values()
             ]
-        sums = [
-            g.sum(dtype=average.dtype)
-            for g, average in zip(gradient, self._averages[name], strict=True)
-            if g is not None
-        ]
+            self._counts[name] = torch.zeros((), dtype=torch.int64, device=self._averages[name][0].device)
+        averages = self._averages[name]
+        sums = [g.sum(dtype=a.dtype) for g, a in zip(gradient, averages, strict=True) if g is not None]
         finite = torch.stack([each.to(sums[0].device) for each in sums]).isfinite().all()
-        for average, g in zip(self._averages[name], gradient, strict=True):
-            here = finite.to(average.device)
+        count = self._counts[name].add_(finite.to(self._counts[name].device))
+        # The share of the newest that keeps the weights summing to 1: 1 at first, 1 - decay in the long run.
+        share = (1 - self._decay) / (1 - self._decay ** count.clamp(min=1).to(averages[0].dtype))
+        for average, g in zip(averages, gradient, strict=True):
             value = torch.zeros_like(average) if g is None else g.detach().to_dense().to(average.dtype)
             # lerp from a to a is a, bit for bit; a NaN times a weight of 0 would not be.
-            average.lerp_(torch.where(here, value, average), 1 - self._decay)
+            average.lerp_(torch.where(finite.to(average.device), value, average), share.to(average))
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "observed": sorted(self._observed),
+            "counts": {name: int(count) for name, count in self._counts.items()},
             "averages": {
-                name: dict(zip(self._params, tensors, strict=True)) for name, tensors in self._averages.items()
+                name: {key: t.clone() for key, t in zip(self._params, tensors, strict=True)}
+                for name, tensors in self._averages.items()
             },
         }
 
@@ -69,3 +72,4 @@ class MovingAverages:
                 for key, p in self._params.items()
             ]
         self._averages, self._observed = averages, set(state["observed"])
+        self._counts = {name: torch.tensor(state["counts"][name], device=a[0].device) for name, a in averages.items()}

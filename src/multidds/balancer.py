@@ -19,11 +19,11 @@ from . import priorities
 from .alignment import Alignment
 from .averages import MovingAverages
 from .metric import AdamMetric
-from .mixture import Mixture, check_names
+from .mixture import Mixture, check_mixture, check_names
 from .probing import Direction, Gradient, Loss, Prober, Table, norm
 from .rewards import Reward
 from .scorer import Scorer
-from .sources import open_source
+from .sources import Source, open_source
 
 _HISTORY = 100  # updates kept in memory
 _log = logging.getLogger("multidds")
@@ -80,7 +80,16 @@ class Balancer:
         params: Iterable[Tensor] | None = None,
         seed: int = 0,
     ) -> None:
+        check_mixture("Balancer", mixture)
         check_names("Balancer: train", mixture.names, train)
+        if not callable(loss):
+            raise TypeError(
+                f"Balancer: loss must be a function (model, batch) -> scalar tensor, got {type(loss).__name__}."
+            )
+        if scorer is not None and not isinstance(scorer, Scorer):
+            raise TypeError(f"Balancer: scorer must be a Scorer, got {type(scorer).__name__}.")
+        if not isinstance(seed, int):
+            raise TypeError(f"Balancer: seed must be a whole number, got {seed!r}.")
         if not dev:
             raise ValueError("Balancer: there must be at least one dev set.")
         for name in mixture:
@@ -91,7 +100,7 @@ class Balancer:
                 raise ValueError(f"Balancer: {word} must be a whole number of at least 1, but it is {value!r}.")
         if step_ahead is not None and not (step_ahead > 0 and math.isfinite(step_ahead)):
             raise ValueError(f"Balancer: step_ahead must be a positive step size, but it is {step_ahead}.")
-        if not (sketch in (None, "exact") or (isinstance(sketch, int) and sketch >= 1)):
+        if sketch is True or not (sketch in (None, "exact") or (isinstance(sketch, int) and sketch >= 1)):
             raise ValueError(f"Balancer: sketch must be None, 'exact' or a number of buckets, but it is {sketch!r}.")
         if not callable(reward) and reward not in _STABILIZED:
             raise ValueError(
@@ -108,7 +117,7 @@ class Balancer:
         self._reward, self._batches, self._step_ahead, self._sketch = reward, batches, step_ahead, sketch
         self._dev_names = tuple(dev)
         self._given = {"train": dict(train), "dev": dict(dev)}
-        self._open_sources()
+        self._sources = self._opened(seed)
         self.priority = priority
         self._dev_losses: dict[str, float] | None = None
         self._metric = None if optimizer is None else AdamMetric(optimizer, self._prober)
@@ -119,8 +128,10 @@ class Balancer:
             size = _readable(len(mixture) * self._prober.vector_bytes)
             _log.warning("Balancer: reward 'moving-average' keeps %d gradients in memory (%s).", len(mixture), size)
         self._scorer = scorer if scorer is not None else Scorer()
-        self._scorer.start([mixture[name] for name in mixture])
+        self._order = sorted(mixture.names)  # of the logits: a state fits whatever order the datasets are given in
+        self._scorer.start([mixture[name] for name in self._order])
         self._steps = self._updates = 0
+        self._agreed = False  # whether the replicas were found to balance the same thing
         self.history: deque[Update] = deque(maxlen=_HISTORY)  # the last updates, without their tables
 
     def step(self) -> Update | None:
@@ -134,10 +145,10 @@ class Balancer:
         found = _Findings()
         table = None
         if self._sketch is not None:
-            buckets = self._sketch if isinstance(self._sketch, int) else None
-            table = Table(self._prober, buckets, self._step_ahead is not None)
+            table = Table(self._prober, None if self._sketch == "exact" else self._sketch, self._step_ahead is not None)
 
         with self._prober.invisible():
+            self._check_replicas()
             dev_batches = self._dev_batches()
             weights = self._weigh_dev_sets(dev_batches, found)
             if self._step_ahead is None:  # d_k at the current parameters: the same for every dataset
@@ -145,12 +156,14 @@ class Balancer:
             for name in self.mixture:
                 t = self._train_gradient(name, found)
                 if self._step_ahead is not None:  # d_k one step ahead on this dataset
+                    found.check("gradient", "dataset", {name: norm(t)})
                     with self._prober.moved(t, self._step_ahead):
                         direction, devs = self._look_at_dev_sets(dev_batches, weights, table, found)
                 if self._metric is not None:
                     t = self._metric.applied(t)
                 found.rewards[name], length = direction.reward(t)
                 found.check("gradient", "dataset", {name: length})
+                found.cancelled |= direction.length == 0
                 if table is not None:
                     table.add(table.kept(t), devs)
                 del t  # forgotten before the next pass makes another
@@ -241,25 +254,46 @@ class Balancer:
             raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
         if state["priority"] is None and not callable(self._priority):
             raise ValueError("Balancer: the priority of the state was a function; give it at construction again.")
+        if state["priority"] is not None:
+            priorities.check(state["priority"], self._dev_names)
+        self._scorer.check_state(state["scorer"])
+        check_names("Balancer: state", self.mixture.names, Mixture(state["mixture"]["probabilities"]))
+        sources = self._opened(state["seed"])
+        for role, by_name in sources.items():
+            for name, source in by_name.items():
+                source.load_state_dict(state[role][name])
+        # What can be refused has been by now: from here on everything changes.
+        self.dev_losses = state["dev_losses"]
         if self._averages is not None:
             self._averages.load_state_dict(state["averages"])
         self._seed = self._prober.seed = state["seed"]
-        self._open_sources()
-        for role, sources in self._sources.items():
-            for name, source in sources.items():
-                source.load_state_dict(state[role][name])
+        self._sources = sources
         self._scorer.load_state_dict(state["scorer"])
         self.mixture.load_state_dict(state["mixture"])
         self._steps, self._updates = int(state["steps"]), int(state["updates"])
         if state["priority"] is not None:
             self.priority = state["priority"]
-        self.dev_losses = state["dev_losses"]
 
-    def _open_sources(self) -> None:
-        self._sources = {
-            role: {name: open_source("Balancer", role, name, source, self._seed) for name, source in given.items()}
+    def _opened(self, seed: int) -> dict[str, dict[str, Source]]:
+        return {
+            role: {name: open_source("Balancer", role, name, source, seed) for name, source in given.items()}
             for role, given in self._given.items()
         }
+
+    def _check_replicas(self) -> None:
+        """Once: ranks that disagree would average gradients of different things, or drift apart, in silence."""
+        replicas = self._prober.replicas
+        if replicas.size > 1 and not self._agreed:
+            mine = {
+                "datasets, or their order": self.mixture.names,
+                "dev sets, or their order": self._dev_names,
+                "mixture": self.mixture.probabilities,
+                "seed, batches or number of updates": (self._seed, self._batches, self._updates),
+            }
+            for what, values in mine.items():
+                if any(other != values for other in replicas.gathered(values)):
+                    raise ValueError(f"Balancer: the ranks were given different {what}.")
+        self._agreed = True
 
     def _batches_of(self, role: str, name: str) -> Iterator[Any]:
         """This replica's probe batches; together the replicas take what one process with more batches would."""
@@ -323,7 +357,10 @@ class Balancer:
         return gradient
 
     def _custom_rewards(self, reward: Reward, alignment: Alignment, weights: Mapping[str, float]) -> dict[str, float]:
-        values = torch.as_tensor(reward(alignment, torch.tensor(list(weights.values()), dtype=torch.float64)))
+        given = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
+        values = reward(alignment, given)
+        if not isinstance(values, Tensor):
+            raise TypeError(f"Balancer: the reward function must return a tensor, got {type(values).__name__}.")
         if values.shape != (len(self.mixture),):
             raise ValueError(
                 f"Balancer: the reward function must return one number for each of the {len(self.mixture)} datasets, "
@@ -333,10 +370,10 @@ class Balancer:
 
     def _move_mixture(self, rewards: Mapping[str, float]) -> str | None:
         """The scorer step; returns why the mixture did not move, if it did not."""
-        probabilities = self._scorer.step([rewards[name] for name in self.mixture])
+        probabilities = self._scorer.step([rewards[name] for name in self._order])
         if probabilities is None:
             return "the scorer step did not give finite probabilities"
-        self.mixture.move(dict(zip(self.mixture.names, probabilities, strict=True)))
+        self.mixture.move(dict(zip(self._order, probabilities, strict=True)))
         return None
 
 
@@ -347,6 +384,7 @@ class _Findings:
         self.rewards: dict[str, float] = {}
         self.train_losses: dict[str, float] = {}
         self.dev_losses: dict[str, float] = {}
+        self.cancelled = False  # the weighted dev gradients sum to zero
         self._zero: list[str] = []
         self._not_finite: list[str] = []
 
@@ -366,14 +404,17 @@ class _Findings:
         """Why the mixture must not move."""
         if not self._not_finite:
             return None
+        self._not_finite = list(dict.fromkeys(self._not_finite))
         more = len(self._not_finite) - 1
         return f"{self._not_finite[0]} is not finite" + (f" (and {more} more like it)" if more else "")
 
     def notes(self, rule: str) -> tuple[str, ...]:
         notes = [f"{what} is zero: its cosine counts as 0" for what in dict.fromkeys(self._zero)]
+        if self.cancelled:
+            notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
         total = sum(self.rewards.values())
         if rule == "sum" and total <= 0:
-            notes.append(f"the rewards sum to {total:.3g}, not above 0: the mixture runs away from its fixed point")
+            notes.append(f"the rewards sum to {total:.3g}, not above 0: there is no stable fixed point")
         return tuple(notes)
 
 

@@ -23,7 +23,7 @@ class AdamMetric:
         """gradient / (sqrt(second moment) + eps), bias-corrected; parameters never stepped stay as they are."""
         result: Gradient = []
         for p, g in zip(self._params, gradient, strict=True):
-            state, group = self._optimizer.state[p], self._groups[p]
+            state, group = self._optimizer.state.get(p, {}), self._groups[p]
             if g is None or "exp_avg_sq" not in state:
                 result.append(g)
                 continue

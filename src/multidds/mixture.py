@@ -5,6 +5,7 @@ and no randomness: `sampling` draws, `balancer` moves. Section 2 of the paper ("
 """
 
 import math
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 _SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
+_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")  # safe in file names, logs and pages
 _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
 
 
@@ -32,14 +34,18 @@ class Mixture:
     @classmethod
     def proportional(cls, sizes: Mapping[str, float]) -> "Mixture":
         """As often as there is data: P(i) = size_i / sum of sizes. The paper's prior."""
-        return cls.temperature(sizes, tau=1.0)
+        return cls._scaled("Mixture.proportional", sizes, tau=1.0)
 
     @classmethod
     def temperature(cls, sizes: Mapping[str, float], tau: float) -> "Mixture":
         """P(i) proportional to size_i^(1/tau): 1 is proportional, infinity is uniform."""
-        sizes = _checked_sizes("Mixture.temperature", sizes)
         if not tau > 0:
             raise ValueError(f"Mixture.temperature: tau must be positive, but it is {tau}.")
+        return cls._scaled("Mixture.temperature", sizes, tau)
+
+    @classmethod
+    def _scaled(cls, where: str, sizes: Mapping[str, float], tau: float) -> "Mixture":
+        sizes = _checked_sizes(where, sizes)
         largest = max(sizes.values())
         return cls(_normalised({name: (size / largest) ** (1.0 / tau) for name, size in sizes.items()}))
 
@@ -116,6 +122,7 @@ class Mixture:
         self.move(state["probabilities"])
 
     def _set(self, probabilities: Mapping[str, float]) -> None:
+        probabilities = {name: _number("Mixture: probabilities", name, p) for name, p in probabilities.items()}
         for name, p in probabilities.items():
             if not p >= 0:  # also NaN
                 what = "must not be NaN" if math.isnan(p) else "must not be negative"
@@ -127,7 +134,7 @@ class Mixture:
                 "For weights of any scale use Mixture.proportional."
             )
         scale = 1.0 if abs(total - 1) <= _EXACT else total
-        self._probabilities = tuple(float(probabilities[name]) / scale for name in self._names)
+        self._probabilities = tuple(probabilities[name] / scale for name in self._names)
         # By name, not by position: the same draws whatever order the datasets were given in. Datasets
         # of probability 0 are left out, so that no rounding can draw them.
         self._drawable = tuple(sorted(name for name in self._names if self[name] > 0))
@@ -175,9 +182,15 @@ def check_names(where: str, expected: Iterable[str], given: Iterable[str]) -> No
     """The same names in any order, or an error that says which are missing and which are unknown."""
     expected, given = set(expected), set(given)
     if missing := sorted(expected - given):
-        raise ValueError(f"{where}: {_listed(missing)} is missing.")
+        raise ValueError(f"{where}: {_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing.")
     if unknown := sorted(given - expected, key=str):
-        raise ValueError(f"{where}: {_listed(unknown)} is unknown; there are {_listed(sorted(expected))}.")
+        verb = "is" if len(unknown) == 1 else "are"
+        raise ValueError(f"{where}: {_listed(unknown)} {verb} unknown; there are {_listed(sorted(expected))}.")
+
+
+def check_mixture(where: str, mixture: object) -> None:
+    if not isinstance(mixture, Mixture):
+        raise TypeError(f"{where}: the mixture must be a Mixture, got {type(mixture).__name__}.")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -190,17 +203,28 @@ def _checked_names(where: str, names: Iterable[str]) -> tuple[str, ...]:
     if not names:
         raise ValueError(f"{where}: there must be at least one dataset.")
     for name in names:
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"{where}: names must be non-empty strings, but one is {name!r}.")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{where}: names are made of letters, digits, '.', '_' and '-', without a leading dot, "
+                f"but one is {name!r}."
+            )
     return names
+
+
+def _number(what: str, name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be numbers, but {name!r} is {value!r}.") from None
 
 
 def _checked_sizes(where: str, sizes: Mapping[str, float]) -> dict[str, float]:
     _checked_names(where, sizes)
+    sizes = {name: _number(f"{where}: sizes", name, size) for name, size in sizes.items()}
     for name, size in sizes.items():
         if not (size > 0 and math.isfinite(size)):
-            raise ValueError(f"{where}: sizes must be positive and finite, but {name!r} is {size}.")
-    return dict(sizes)
+            raise ValueError(f"{where}: sizes must be positive and finite, but {name!r} is {size:g}.")
+    return sizes
 
 
 def _normalised(weights: Mapping[str, float]) -> dict[str, float]:

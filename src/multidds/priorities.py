@@ -51,6 +51,10 @@ def weights_of(priority: Priority, dev_losses: Mapping[str, float]) -> dict[str,
     if isinstance(priority, str):
         return NAMED[priority](dev_losses)
     given = priority if isinstance(priority, Mapping) else priority(dict(dev_losses))
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"priority: the function must return {{dev set: weight}}, but it returned {type(given).__name__}."
+        )
     return _normalised(given, tuple(dev_losses))
 
 

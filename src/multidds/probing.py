@@ -193,7 +193,7 @@ class Direction:
     def __init__(self, stabilized: bool) -> None:
         self._stabilized = stabilized
         self._sum: Gradient | None = None
-        self._length: float | None = None  # |v|, once it is complete
+        self._norm: float | None = None
 
     def add(self, gradient: Gradient, weight: float) -> float:
         """Add one dev set's gradient; returns its norm."""
@@ -202,15 +202,21 @@ class Direction:
         self._sum = _added(self._sum, gradient, scale)
         return length
 
+    @property
+    def length(self) -> float:
+        """|v|, when all dev sets are in."""
+        assert self._sum is not None
+        if self._norm is None:
+            self._norm = norm(self._sum)
+        return self._norm
+
     def reward(self, gradient: Gradient) -> tuple[float, float]:
         """(reward, norm) of one dataset's gradient; the reward is 0 where the gradient or v is zero."""
         assert self._sum is not None
-        if self._length is None:
-            self._length = norm(self._sum)
         length = norm(gradient)
-        if length == 0 or self._length == 0:
+        if length == 0 or self.length == 0:
             return 0.0, length
-        return dot(gradient, self._sum) / length / (1.0 if self._stabilized else self._length), length
+        return dot(gradient, self._sum) / length / (1.0 if self._stabilized else self.length), length
 
 
 class Table:
@@ -219,7 +225,7 @@ class Table:
     Memory: K + 1 gradients exactly, or n + K sketches.
     """
 
-    def __init__(self, prober: Prober, buckets: int | None, step_ahead: bool) -> None:
+    def __init__(self, prober: Prober, buckets: int | str | None, step_ahead: bool) -> None:
         self._prober, self._step_ahead = prober, step_ahead
         self._sketcher = None if buckets is None else Sketcher(buckets)
         self._dev_train: list[Tensor] = []  # [dev, 1] each, a column
@@ -255,7 +261,9 @@ class Table:
 
     def _products(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
         if self._sketcher is None:  # without a second copy of whole gradients
-            return torch.tensor([[torch.dot(a, b).item() for b in columns] for a in rows], dtype=torch.float64)
+            return torch.tensor(
+                [[torch.dot(a, b).item() for b in columns] for a in rows], dtype=torch.float64, device="cpu"
+            )
         return (torch.stack(rows) @ torch.stack(columns).T).cpu().double()
 
     def alignment(
@@ -270,7 +278,7 @@ class Table:
             dev_names=tuple(dev_losses),
             dev_train=torch.cat(self._dev_train, dim=1),
             dev_dev=torch.stack(self._dev_dev) if self._step_ahead else self._dev_dev[0],
-            train_norms=torch.tensor(self._train_norms, dtype=torch.float64),
+            train_norms=torch.tensor(self._train_norms, dtype=torch.float64, device="cpu"),
             train_losses=train_losses,
             dev_losses=dev_losses,
         )
@@ -282,7 +290,7 @@ def probe(
     train_batches: Mapping[str, Sequence[Any]],
     dev_batches: Mapping[str, Sequence[Any]],
     step_ahead: float | None = None,
-    sketch: int | None = None,
+    sketch: int | str | None = None,
     *,
     mode: str = "train",
     params: Iterable[Tensor] | None = None,
@@ -294,6 +302,8 @@ def probe(
     of buckets instead (2**16: cosines to 0.004). Costs n + K passes, with step-ahead n + n * K.
     Under torch.distributed every rank brings as many batches, and the gradients are averaged over ranks.
     """
+    if step_ahead is not None and not (step_ahead > 0 and math.isfinite(step_ahead)):
+        raise ValueError(f"probe: step_ahead must be a positive step size, but it is {step_ahead}.")
     prober = Prober(model, loss, params, mode, seed, owner="probe")
     for role, sets in (("train", train_batches), ("dev", dev_batches)):
         if not sets:
@@ -301,7 +311,7 @@ def probe(
         for name, batches in sets.items():
             if not isinstance(batches, Sequence) or not batches:
                 raise ValueError(f"probe: {role} {name!r} must be a list with at least one batch.")
-    table = Table(prober, sketch, step_ahead is not None)
+    table = Table(prober, None if sketch == "exact" else sketch, step_ahead is not None)
     train_losses: dict[str, float] = {}
     dev_losses = dict.fromkeys(dev_batches, 0.0)
 

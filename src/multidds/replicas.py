@@ -5,6 +5,7 @@ Without an initialised torch.distributed process group there is one replica, and
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,10 +31,16 @@ class Replicas:
     def mean(self, value: float) -> float:
         if self.size == 1:
             return value
-        total = torch.tensor([value], dtype=torch.float32 if self._device.type == "mps" else torch.float64)
-        total = total.to(self._device)
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        total = torch.tensor([value], dtype=dtype, device=self._device)
         self.average([total])
         return total.item()
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -51,8 +58,7 @@ class Replicas:
         dist.all_reduce(failed)
         if not failed.item():
             return
-        messages: list[str | None] = [None] * self.size
-        dist.all_gather_object(messages, None if error is None else f"{type(error).__name__}: {error}")
+        messages = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         rank, message = next((rank, message) for rank, message in enumerate(messages) if message is not None)

@@ -29,7 +29,9 @@ def multidds_s(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
 
 def _weights(alignment: Alignment, weights: Tensor | None) -> Tensor:
     if weights is None:
-        return torch.full((len(alignment.dev_names),), 1.0 / len(alignment.dev_names), dtype=torch.float64)
+        return torch.full(
+            (len(alignment.dev_names),), 1.0 / len(alignment.dev_names), dtype=torch.float64, device="cpu"
+        )
     weights = torch.as_tensor(weights, dtype=torch.float64)
     if weights.shape != (len(alignment.dev_names),):
         raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from .mixture import Mixture, check_names
+from .mixture import Mixture, check_mixture, check_names
 from .randomness import Permutation, derive, point
 from .sources import open_source
 
@@ -32,6 +32,7 @@ class Interleaved:
         rank: int | None,
         world_size: int | None,
     ) -> None:
+        check_mixture("interleave", mixture)
         check_names("interleave", mixture.names, loaders)
         self.mixture = mixture
         self._rank, self._world_size = _place_among_ranks("interleave", rank, world_size)
@@ -129,12 +130,15 @@ class MixtureSampler(Sampler[Any]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        check_mixture("MixtureSampler", mixture)
         check_names("MixtureSampler", mixture.names, sizes)
         for name, size in sizes.items():
             if not (isinstance(size, int) and size > 0):
                 raise ValueError(f"MixtureSampler: sizes must be positive whole numbers, but {name!r} is {size}.")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"MixtureSampler: batch_size must be at least 1, but it is {batch_size}.")
+        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+            raise ValueError(
+                f"MixtureSampler: batch_size must be a whole number of at least 1, but it is {batch_size}."
+            )
         self.mixture = mixture
         self._sizes = dict(sizes)
         self._offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
@@ -232,12 +236,18 @@ class MixtureSampler(Sampler[Any]):
             "seed": self._seed,
             "position": position,
             "batches": consumed,
+            "sizes": dict(self._sizes),
             "counts": counts,
             "recorded": [[until, mixture.probabilities] for until, mixture in recorded],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names("MixtureSampler: state", self._sizes, state["counts"])
+        check_names("MixtureSampler: state", self._sizes, state["sizes"])
+        for name, size in self._sizes.items():
+            if state["sizes"][name] != size:
+                raise ValueError(
+                    f"MixtureSampler: the state is of {state['sizes'][name]} examples of {name!r}, not {size}."
+                )
         recorded = [(int(until), Mixture(probabilities)) for until, probabilities in state["recorded"]]
         self._start(state["seed"], int(state["position"]), int(state["batches"]), dict(state["counts"]), recorded)
 

@@ -33,8 +33,12 @@ class Scorer:
     ) -> None:
         if not (lr > 0 and math.isfinite(lr)):
             raise ValueError(f"Scorer: lr must be positive and finite, but it is {lr}.")
-        if inner_steps < 1:
-            raise ValueError(f"Scorer: inner_steps must be at least 1, but it is {inner_steps}.")
+        if not callable(optimizer):
+            raise TypeError(
+                f"Scorer: optimizer must be a torch optimizer class, such as torch.optim.SGD, got {optimizer!r}."
+            )
+        if not (isinstance(inner_steps, int) and inner_steps >= 1):
+            raise ValueError(f"Scorer: inner_steps must be a whole number of at least 1, but it is {inner_steps}.")
         if rule not in ("sum", "policy"):
             raise ValueError(f"Scorer: rule must be 'sum' or 'policy', but it is {rule!r}.")
         if not (floor >= 0 and math.isfinite(floor)):
@@ -58,8 +62,9 @@ class Scorer:
                 f"Scorer: the floor {self.floor} of the smallest prior {min(prior):g} is {self._smallest:g}, "
                 f"which {len(prior)} datasets cannot all have; it must be below {1 / len(prior):g}."
             )
-        self._logits = torch.tensor(prior, dtype=torch.float64).log()
-        self._optimizer = self._optimizer_class([self._logits], lr=self._lr)
+        with torch.inference_mode(False):
+            self._logits = torch.tensor(prior, dtype=torch.float64, device="cpu").log()
+            self._optimizer = self._optimizer_class([self._logits], lr=self._lr)
 
     @property
     def logits(self) -> Tensor:
@@ -69,33 +74,62 @@ class Scorer:
 
     def step(self, rewards: Sequence[float]) -> list[float] | None:
         """One update. The new probabilities, or None, with nothing changed, if they would not be finite."""
+        with torch.inference_mode(False), torch.no_grad():
+            return self._step(torch.tensor(rewards, dtype=torch.float64, device="cpu"))
+
+    def _step(self, reward: Tensor) -> list[float] | None:
         before = copy.deepcopy(self.state_dict())
-        reward = torch.tensor(rewards, dtype=torch.float64)
         for _ in range(self.inner_steps):
-            p = self.logits.detach().softmax(0)
+            p = self.logits.softmax(0)
             if self.rule == "sum":  # minus the gradient of sum_i R_i log P(i)
                 self.logits.grad = p * reward.sum() - reward
             else:  # minus the gradient of sum_i P(i) R_i
                 self.logits.grad = p * ((p * reward).sum() - reward)
             self._optimizer.step()
         self.logits.grad = None
-        p = self.logits.detach().softmax(0)
+        p = self.logits.softmax(0)
         if not p.isfinite().all():
             self.load_state_dict(before)
             return None
         if self.floor:
             p = raised_to(p, self._smallest)
-            with torch.no_grad():
-                self.logits.copy_(p.log())
+            self.logits.copy_(p.log())
         return p.tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"logits": self.logits.tolist(), "optimizer": _without_tensors(self._optimizer.state_dict())}
+        """Numbers, strings, lists and dicts with string keys only, whatever the optimizer: it survives JSON."""
+        logits = self.logits
+        state = self._optimizer.state.get(logits, {})
+        (group,) = self._optimizer.param_groups
+        settings = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key != "params"}
+        return {
+            "logits": logits.tolist(),
+            "optimizer": type(self._optimizer).__name__,
+            "settings": settings,
+            "state": {key: _packed(value) if isinstance(value, Tensor) else value for key, value in state.items()},
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` could not go on from."""
+        own = type(self._optimizer).__name__
+        if state["optimizer"] != own:
+            raise ValueError(f"Scorer: the state is of the optimizer {state['optimizer']}, but this one has {own}.")
+        if len(state["logits"]) != len(self.logits):
+            raise ValueError(f"Scorer: the state has {len(state['logits'])} logits, but there are {len(self.logits)}.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            self.logits.copy_(torch.tensor(state["logits"], dtype=torch.float64))
-        self._optimizer.load_state_dict(_with_tensors(state["optimizer"]))
+        self.check_state(state)
+        with torch.inference_mode(False), torch.no_grad():
+            self.logits.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))
+        # Not by the optimizer's own load_state_dict: it would cast every tensor to the type of the logits.
+        (group,) = self._optimizer.param_groups
+        for key, value in state["settings"].items():
+            group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+        self._optimizer.state.clear()
+        if state["state"]:
+            self._optimizer.state[self.logits] = {
+                key: _unpacked(value) if isinstance(value, Mapping) else value for key, value in state["state"].items()
+            }
 
 
 def raised_to(p: Tensor, smallest: float) -> Tensor:
@@ -109,22 +143,9 @@ def raised_to(p: Tensor, smallest: float) -> Tensor:
         low = low | (raised < smallest)
 
 
-def _without_tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of an optimizer of one parameter, as numbers, strings, lists and dicts with string keys."""
-    plain = {
-        key: {"dtype": str(value.dtype).removeprefix("torch."), "values": value.tolist()}
-        if isinstance(value, Tensor)
-        else value
-        for key, value in state["state"].get(0, {}).items()
-    }
-    return {"state": plain, "param_groups": copy.deepcopy(state["param_groups"])}
+def _packed(tensor: Tensor) -> dict[str, Any]:
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "values": tensor.tolist()}
 
 
-def _with_tensors(plain: Mapping[str, Any]) -> dict[str, Any]:
-    state = {
-        key: torch.tensor(value["values"], dtype=getattr(torch, value["dtype"]))
-        if isinstance(value, Mapping)
-        else value
-        for key, value in plain["state"].items()
-    }
-    return {"state": {0: state} if state else {}, "param_groups": copy.deepcopy(plain["param_groups"])}
+def _unpacked(packed: Mapping[str, Any]) -> Tensor:
+    return torch.tensor(packed["values"], dtype=getattr(torch, packed["dtype"]), device="cpu")

@@ -5,8 +5,8 @@ computed from the parameter's name and the coordinate's index, so replicas and s
 is stored per coordinate. Linear: the sketch of an average is the average of the sketches (replicas), the
 sketch of a concatenation is the sum of the sketches of its parts (shards).
 
-A block of `buckets` neighbouring coordinates is folded onto the sums at once, rotated by a random amount and
-multiplied by a random stretch of one sequence of signs: one read of the gradient, at memory speed.
+A block of `buckets` neighbouring coordinates is multiplied by one sequence of random signs, rotated by a random amount
+of its own and folded onto the sums: one read of the gradient, at memory speed.
 The error of a cosine c is about (1 - c^2) / sqrt(buckets).
 """
 
@@ -19,13 +19,15 @@ from torch import Tensor
 class Sketcher:
     """Makes sketches of one length; equal `buckets` and `seed` make comparable sketches on any machine."""
 
-    def __init__(self, buckets: int, seed: int = 0) -> None:
-        if buckets < 1:
-            raise ValueError(f"sketch: the number of buckets must be at least 1, but it is {buckets}.")
+    def __init__(self, buckets: int | str, seed: int = 0) -> None:
+        if not isinstance(buckets, int) or isinstance(buckets, bool) or buckets < 1:
+            raise ValueError(
+                f"sketch: the number of buckets must be a whole number of at least 1, but it is {buckets!r}."
+            )
         self.buckets = buckets
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
-        self._signs = torch.randint(0, 2, (2 * buckets,), generator=generator).mul_(2).sub_(1)
+        self._signs = torch.randint(0, 2, (buckets,), generator=generator, device="cpu").mul_(2).sub_(1)
         self._on: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # the signs, where they were needed
 
     def new(self, like: Tensor) -> Tensor:
@@ -42,17 +44,14 @@ class Sketcher:
         while done < values.numel():
             block, first = divmod(start + done, m)  # the part lies in this block, from this place on
             length = min(m - first, values.numel() - done)
-            rotation, offset = self._place(name, block)
-            bucket = (first + rotation) % m
+            bucket = (first + self._rotation(name, block)) % m
             head = min(length, m - bucket)  # up to the end of the sums, then again from their beginning
             for at, begin, end in ((bucket, 0, head), (0, head, length)):
                 if begin < end:
                     part = values[done + begin : done + end].to(sketch.dtype)
-                    stretch = signs[offset + first + begin : offset + first + end]
-                    sketch[at : at + end - begin].addcmul_(part, stretch)
+                    sketch[at : at + end - begin].addcmul_(part, signs[first + begin : first + end])
             done += length
 
-    def _place(self, name: str, block: int) -> tuple[int, int]:
-        """(rotation, first sign) of a block: two random numbers below the number of buckets."""
-        digest = hashlib.blake2b(f"{self._seed}\x1f{name}\x1f{block}".encode(), digest_size=16).digest()
-        return int.from_bytes(digest[:8], "little") % self.buckets, int.from_bytes(digest[8:], "little") % self.buckets
+    def _rotation(self, name: str, block: int) -> int:
+        digest = hashlib.blake2b(f"{self._seed}\x1f{name}\x1f{block}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % self.buckets

@@ -37,7 +37,8 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     label, key = f"{owner}: {role} {name!r}", (seed, role, name)
     if callable(source) and not hasattr(source, "__iter__"):
         return _Function(key, source)
-    if hasattr(source, "__next__"):
+    stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+    if hasattr(source, "__next__") and not stateful:
         raise ValueError(
             f"{label}: an iterator can be gone through only once; give a DataLoader, a list of batches, "
             "or a function generator -> batch such as batches_of(dataset, batch_size)."
@@ -46,7 +47,7 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
         raise TypeError(f"{label}: expected a DataLoader, an iterable or a function, got {type(source).__name__}.")
     if hasattr(source, "__len__") and not (isinstance(source, DataLoader) and _streams(source)) and len(source) == 0:
         raise ValueError(f"{label}: there are no batches.")
-    if hasattr(source, "state_dict") and hasattr(source, "load_state_dict"):
+    if stateful:
         return _Stateful(label, key, source)
     if isinstance(source, DataLoader) and source.persistent_workers:
         # Its iterators are one object: a second pass elsewhere would restart this one.
@@ -58,13 +59,17 @@ def batches_of(
     dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] = default_collate
 ) -> Callable[[torch.Generator], Any]:
     """Probe batches of a map-style dataset: examples drawn with replacement. For probes, not for training."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"batches_of: needs a map-style dataset, with a length and indices, got {type(dataset).__name__}."
+        )
     if len(dataset) == 0:
         raise ValueError("batches_of: the dataset is empty.")
     if batch_size < 1:
         raise ValueError(f"batches_of: batch_size must be at least 1, but it is {batch_size}.")
 
     def draw(generator: torch.Generator) -> Any:
-        indices = torch.randint(len(dataset), (batch_size,), generator=generator)
+        indices = torch.randint(len(dataset), (batch_size,), generator=generator, device="cpu")
         return collate_fn([dataset[i] for i in indices.tolist()])
 
     return draw
