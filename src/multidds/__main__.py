@@ -1,0 +1,18 @@
+"""The command `multidds`, which needs the nmt extra and says so in one line where it is missing."""
+
+import sys
+from importlib.util import find_spec
+
+
+def main() -> None:
+    needed = ("ctranslate2", "pydantic", "rich", "sacrebleu", "safetensors", "sentencepiece", "tensorboard", "typer")
+    if any(find_spec(name) is None for name in needed):
+        print("The command line needs the translation extra: pip install 'multidds[nmt]'", file=sys.stderr)
+        raise SystemExit(2)
+    from multidds.nmt.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The multilingual translation application, on the core: `pip install 'multidds[nmt]'`."""

@@ -1,0 +1,72 @@
+"""Checkpoints as safetensors files: tensors, and one JSON text beside them. Written whole or not at all; no pickle."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+FORMAT = "multidds-1"
+
+
+def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Atomically: a reader finds the old file or the new one, whatever happens in between."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        metadata = {"format": FORMAT, "state": json.dumps(state)}
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except Exception as error:  # a full disk comes as an OSError or as safetensors' own error
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written: {error}") from None
+
+
+def read(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tensors, state). `framework` "pt" for torch, "numpy" where torch is not wanted."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework=framework) as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise UserError(f"{path}: is not a checkpoint of multidds.")
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata["state"])  # noqa: SIM118
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such checkpoint.") from None
+    except (SafetensorError, ValueError, OSError) as error:
+        raise UserError(f"{path}: is damaged ({error}).") from None
+
+
+def listed(run: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    found = [path for path in (run / "checkpoints").glob("step-*.safetensors") if re.fullmatch(r"step-\d+", path.stem)]
+    return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
+
+
+def newest(run: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The newest checkpoint; a damaged one is refused, and the one before it offered."""
+    paths = listed(run)
+    if not paths:
+        return None
+    try:
+        return read(paths[-1])
+    except UserError as error:
+        offer = f"Delete it to go on from {paths[-2].name}." if len(paths) > 1 else "Delete it to start again."
+        raise UserError(f"{error} {offer}") from None
+
+
+def prune(run: Path, keep: int) -> None:
+    for path in listed(run)[:-keep]:
+        path.unlink(missing_ok=True)
+    for path in (run / "checkpoints").glob("*.partial"):
+        path.unlink(missing_ok=True)

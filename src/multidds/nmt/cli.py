@@ -1,0 +1,262 @@
+"""The commands, one screen each. A user's mistake is one line and exit code 2; heavy imports wait for their command."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .errors import UserError
+
+app = typer.Typer(
+    name="multidds",
+    help="Multilingual translation with a learned mixture: prepare, train, translate, evaluate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+Recipe = Annotated[Path, typer.Argument(help="The recipe, a TOML file; see recipes/.", show_default=False)]
+Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
+
+
+def main() -> None:
+    try:
+        app()
+    except UserError as error:
+        err.print(f"multidds: {clean(str(error))}", markup=False, highlight=False)
+        raise SystemExit(2) from None
+    except OSError as error:  # a full disk, a folder without permission
+        where = f"{error.filename}: " if error.filename else ""
+        err.print(f"multidds: {clean(where)}{clean(error.strerror or str(error))}", markup=False, highlight=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        err.print("multidds: stopped.")
+        raise SystemExit(130) from None
+
+
+def clean(text: str) -> str:
+    """Control characters from data or names come out as text, not as commands to the terminal."""
+    return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in text)
+
+
+@app.command()
+def prepare(
+    recipe: Recipe,
+    set_: Set = [],  # noqa: B006
+    processes: Annotated[int, typer.Option(help="Processes at once; 0: one per core.")] = 0,
+) -> None:
+    """Learn vocabularies and turn text into token arrays. Does nothing where nothing has changed."""
+    from .config import load_config
+    from .prepare import Prepared
+    from .prepare import prepare as run
+
+    config = load_config(recipe, set_)
+    with _bar("prepare") as say:
+        made = run(config, processes, say)
+    prepared = Prepared(config)
+    table = Table("pair", "train", "dev", "test", "dropped", title=escape(clean(str(config.data.folder))))
+    for name, splits in prepared.manifest["pairs"].items():
+        dropped = {reason: n for split in ("train", "dev") for reason, n in splits[split]["dropped"].items() if n}
+        cells = [f"{splits[split]['pairs']:,}" if split in splits else "-" for split in ("train", "dev", "test")]
+        table.add_row(name, *cells, ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "-")
+    out.print(table)
+    sizes = prepared.manifest["vocabulary"]
+    out.print(f"{prepared.manifest['direction']}, {sizes['source']:,} source and {sizes['target']:,} target tokens.")
+    if not made:
+        out.print("Nothing has changed since the last call.")
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    run: Annotated[Path, typer.Option(help="The folder of the run; the same command again goes on with it.")],
+    set_: Set = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
+) -> None:
+    """Train a model, or go on with a run that was stopped."""
+    from .config import load_config
+
+    config = load_config(recipe, set_)
+    if dry_run:
+        from .dry_run import describe
+
+        describe(config, out)
+        return
+    from .train import train as start
+
+    again = f"multidds train {recipe} --run {run}" + "".join(f" --set '{part}'" for part in set_)
+    with Terminal() if out.is_terminal else Plain() as show:
+        at = start(config, run, show)
+    if at.finished:
+        out.print(
+            f"Finished after {at.step} steps ({at.finished}); best dev loss {at.best:.4f} at step {at.best_step}."
+        )
+        out.print(f"Next: multidds evaluate {run}", markup=False)
+    else:
+        out.print(f"Stopped and saved after step {at.step}. To go on: {again}", markup=False)
+
+
+@app.command()
+def translate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    source: Annotated[
+        str | None, typer.Option("--from", help="Source language; needed where there are several.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--to", help="Target language; needed where there are several.")] = None,
+    file: Annotated[Path | None, typer.Option("--input", help="A file of lines; without it, standard input.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; the recipe's by default.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(min=0, help="The recipe's by default.")] = None,
+    long_lines: Annotated[
+        str | None, typer.Option(help="split or refuse lines longer than the model has seen.")
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights: faster, slightly different.")] = False,
+    threads: Annotated[int, typer.Option(min=0, help="0: CTranslate2's choice.")] = 0,
+) -> None:
+    """Translate lines from standard input or a file."""
+    from .corpora import lines_of
+    from .translate import Translator
+
+    if long_lines not in (None, "split", "refuse"):
+        raise UserError(f"--long-lines {long_lines}: expected 'split' or 'refuse'.")
+    translator = Translator(run, threads, int8)
+    languages = translator.direction(source, target)
+    interactive = file is None and sys.stdin.isatty()
+    where = str(file) if file else "standard input"
+    lines = lines_of(file) if file else _standard_input()
+    chunks: Iterator[list[str]] = ([line] for line in lines) if interactive else _chunks(lines, 1000)
+    for chunk in chunks:
+        for text in translator.translate(chunk, *languages, beam, length_penalty, long_lines, where):
+            sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    against: Annotated[Path | None, typer.Option(help="Another run, for a test of significance.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="0: CTranslate2's choice.")] = 0,
+) -> None:
+    """Score the test sets with BLEU and chrF."""
+    from .evaluate import compare
+    from .evaluate import evaluate as run_evaluation
+
+    with _spinner() as say:
+        scores = run_evaluation(run, threads, say)
+        if against is not None:
+            run_evaluation(against, threads, say)
+            say("paired bootstrap")
+            compared = compare(run, against)
+    table = Table("pair", "sentences", "BLEU", "chrF", title=escape(clean(str(run))))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    if against is not None:
+        table.add_column(escape(clean(str(against))), justify="right")
+        table.add_column("p", justify="right")
+    for name, pair in scores["pairs"].items():
+        row = [name, f"{pair['sentences']:,}", f"{pair['bleu']:.2f}", f"{pair['chrf']:.2f}"]
+        if against is not None and name in compared:
+            both = compared[name]
+            star = "*" if both["p"] < 0.05 else ""
+            row[2] += star if both["bleu"] > both["against"] else ""
+            row += [f"{both['against']:.2f}" + (star if both["against"] > both["bleu"] else ""), f"{both['p']:.3f}"]
+        table.add_row(*row)
+    table.add_section()
+    table.add_row("average", "", f"{scores['average']['bleu']:.2f}", f"{scores['average']['chrf']:.2f}")
+    out.print(table)
+    if against is not None:
+        out.print("* better, p < 0.05 (paired bootstrap, 1,000 samples)")
+    for key, signature in scores["signatures"].items():
+        out.print(f"{key}: {signature}", markup=False, highlight=False)
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input:{number}: not valid UTF-8 (byte {error.start + 1}).") from None
+
+
+def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Any]:
+    """say(what, done, total): a bar on a terminal, nothing elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda what, done, total: progress.update(
+            task, description=escape(clean(what)), completed=done, total=total
+        )
+
+
+@contextmanager
+def _spinner() -> Iterator[Any]:
+    with err.status("") as status:
+        yield lambda text: status.update(escape(clean(text)))
+
+
+class Plain:
+    """Quiet lines, for logs."""
+
+    def __enter__(self) -> "Plain":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def progress(self, fraction: float, facts: dict[str, Any]) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        print(clean(text), flush=True)
+
+
+class Terminal:
+    """A bar with speed, loss, mixture and the time left."""
+
+    def __enter__(self) -> "Terminal":
+        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=out, transient=True)
+        self._progress.start()
+        self._task = self._progress.add_task("", total=1.0)
+        self._facts: dict[str, Any] = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def progress(self, fraction: float, facts: dict[str, Any]) -> None:
+        self._facts |= facts
+        shown = [f"{key} {value:,.3g}" for key, value in self._facts.items() if isinstance(value, float)]
+        if "mixture" in self._facts:
+            largest = sorted(self._facts["mixture"].items(), key=lambda item: -item[1])[:4]
+            shown.append(" ".join(f"{name} {p:.0%}" for name, p in largest))
+        text = f"step {self._facts.get('step', 0)} epoch {self._facts.get('epoch', 0)}  " + "  ".join(shown)
+        self._progress.update(self._task, completed=fraction, description=escape(clean(text)))
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(clean(text), markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

@@ -1,0 +1,339 @@
+"""One TOML file per run, as typed, validated models. Every key has a comment in a recipe: the recipes are the manual.
+
+Owns what a config may say, and the sentences that users get when it says something else. Does not import torch.
+"""
+
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import UserError
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Language = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Pair(Section):
+    """A language pair: what the core calls a dataset."""
+
+    source: Language
+    target: Language
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}-{self.target}"
+
+
+class Data(Section):
+    folder: Path
+    format: Literal["text", "tsv", "jsonl", "ted"] = "text"
+    pairs: Annotated[tuple[Pair, ...], Field(min_length=1)]
+    train: str
+    dev: str
+    test: str | None = None
+    columns: dict[str, str | int] = {}
+    header: bool = True
+    max_length: Positive = 150
+    max_ratio: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_pairs(cls, given: Any) -> Any:
+        """Pairs may be written "aze-eng", or as tables where a language code has a hyphen."""
+        if isinstance(given, dict) and isinstance(given.get("pairs"), (list, tuple)):
+            pairs = []
+            for pair in given["pairs"]:
+                if isinstance(pair, str):
+                    source, hyphen, target = pair.partition("-")
+                    if not hyphen or not source or not target or "-" in target:
+                        raise ValueError(
+                            f"{pair!r} is not a language pair; write 'source-target', "
+                            'or {source = "pt-br", target = "eng"} where a code has a hyphen'
+                        )
+                    pairs.append({"source": source, "target": target})
+                else:
+                    pairs.append(pair)
+            given = {**given, "pairs": pairs}
+        return given
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        names = [pair.name for pair in self.pairs]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise ValueError(f"the language pair {name!r} is there twice")
+        for pair in self.pairs:
+            if pair.source == pair.target:
+                raise ValueError(f"{pair.name!r} translates a language into itself")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(pair.name for pair in self.pairs)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(pair.source for pair in self.pairs))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(pair.target for pair in self.pairs))
+
+    @property
+    def direction(self) -> Literal["many-to-one", "one-to-many", "many-to-many"]:
+        if len(self.targets) == 1:
+            return "many-to-one"
+        return "one-to-many" if len(self.sources) == 1 else "many-to-many"
+
+
+class Vocabulary(Section):
+    kind: Literal["per-language", "joint"] = "per-language"
+    size: Annotated[int, Field(ge=16)] = 8000
+    temperature: Above0 = 5.0
+    sample: Positive = 1_000_000
+    coverage: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Model(Section):
+    encoder_layers: Positive = 6
+    decoder_layers: Positive = 6
+    width: Annotated[int, Field(ge=2)] = 512
+    inner: Positive = 1024
+    heads: Positive = 4
+    dropout: Share = 0.3
+    attention_dropout: Share = 0.3
+    activation_dropout: Share = 0.3
+    norm: Literal["scale", "layer"] = "scale"
+
+    @model_validator(mode="after")
+    def _check(self) -> "Model":
+        if self.width % self.heads or self.width % 2:
+            raise ValueError(
+                f"width must be even and a multiple of heads, but it is {self.width} with {self.heads} heads"
+            )
+        return self
+
+
+class Train(Section):
+    max_epochs: Positive = 40
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    tokens: Positive = 9600
+    batch_tokens: Positive = 4800
+    mixing: Literal["example", "batch"] = "example"
+    pool: Positive = 50
+    lr: Above0 = 2e-4
+    warmup: Annotated[int, Field(ge=0)] = 4000
+    warmup_from: Annotated[float, Field(ge=0)] = 1e-7
+    beta1: Share = 0.9
+    beta2: Share = 0.98
+    eps: Above0 = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Annotated[float, Field(ge=0)] = 25.0
+    label_smoothing: Share = 0.1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    threads: Annotated[int, Field(ge=0)] = 0
+    patience: Annotated[int, Field(ge=0)] = 0
+    save_every: Positive = 1000
+    keep: Positive = 2
+    log_every: Positive = 50
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+
+    @model_validator(mode="after")
+    def _check(self) -> "Train":
+        if self.tokens < self.batch_tokens:
+            raise ValueError(
+                f"tokens (per step) must be at least batch_tokens, but they are {self.tokens} and {self.batch_tokens}"
+            )
+        return self
+
+    @property
+    def accumulate(self) -> int:
+        """Batches per step, over all processes."""
+        return max(1, round(self.tokens / self.batch_tokens))
+
+
+class ScorerSettings(Section):
+    lr: Above0 = 0.2
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    inner_steps: Positive = 1
+    rule: Literal["sum", "policy"] = "sum"
+    floor: Annotated[float, Field(ge=0)] = 0.1
+
+
+class MixtureSettings(Section):
+    method: Literal["static", "multidds", "multidds-s", "moving-average"] = "multidds-s"
+    prior: Literal["proportional", "temperature", "uniform", "unimax", "explicit"] = "proportional"
+    temperature: Above0 = 5.0
+    max_passes: Above0 = 4.0
+    probabilities: dict[str, float] = {}
+    every: Positive = 1000
+    probe_tokens: Positive = 4000
+    probe_batches: Positive = 1
+    step_ahead: Annotated[float, Field(ge=0)] = 0.0
+    priority: str | dict[str, float] = "regular"
+    switch_epoch: Annotated[int, Field(ge=0)] = 0
+    sketch: Annotated[int, Field(ge=0)] = 65536
+    decay: Share = 0.9
+    scorer: ScorerSettings = ScorerSettings()
+
+
+class Translate(Section):
+    beam: Positive = 5
+    length_penalty: Annotated[float, Field(ge=0)] = 1.0
+    long_lines: Literal["split", "refuse"] = "split"
+
+
+class Config(Section):
+    data: Data
+    vocabulary: Vocabulary = Vocabulary()
+    model: Model = Model()
+    train: Train = Train()
+    mixture: MixtureSettings = MixtureSettings()
+    translate: Translate = Translate()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        longest = self.data.max_length + 2  # a language tag and the end of the sentence
+        for where, key, tokens in (
+            ("train", "batch_tokens", self.train.batch_tokens),
+            ("mixture", "probe_tokens", self.mixture.probe_tokens),
+        ):
+            if tokens < longest:
+                raise ValueError(
+                    f"[{where}] {key} = {tokens} is smaller than the longest sentence, {longest} tokens; "
+                    f"raise it or lower [data] max_length"
+                )
+        priority = self.mixture.priority
+        if isinstance(priority, str):
+            if priority not in ("regular", "low", "high"):
+                close = _suggestion(priority, ("regular", "low", "high"))
+                raise ValueError(
+                    f"[mixture] priority must be 'regular', 'low', 'high' or weights, got {priority!r}.{close}"
+                )
+        else:
+            self._check_names("[mixture] priority", priority)
+        if self.mixture.prior == "explicit":
+            self._check_names("[mixture] probabilities", self.mixture.probabilities)
+            if missing := [name for name in self.data.names if name not in self.mixture.probabilities]:
+                raise ValueError(f"[mixture] probabilities: {missing[0]!r} is missing")
+        return self
+
+    def _check_names(self, where: str, given: dict[str, float]) -> None:
+        for name, value in given.items():
+            if name not in self.data.names:
+                raise ValueError(f"{where}: there is no language pair {name!r}.{_suggestion(name, self.data.names)}")
+            if not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"{where}: must not be negative, but {name!r} is {value}")
+        if math.fsum(given.values()) <= 0:
+            raise ValueError(f"{where}: at least one must be above 0")
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, apply `section.key=value` overrides, validate."""
+    try:
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file.") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; give the recipe, a .toml file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    for override in overrides:
+        _apply(table, override)
+    return parse_config(table, str(path))
+
+
+def parse_config(table: dict[str, Any], where: str) -> Config:
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_sentence(error)}") from None
+
+
+def read_run(folder: Path) -> tuple[Config, dict[str, Any]]:
+    """The config of an existing run, and the other facts of its config.json."""
+    path = folder / "config.json"
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        table = facts["config"]
+    except FileNotFoundError:
+        raise UserError(f"{folder}: is not a run (there is no config.json).") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}).") from None
+    return parse_config(table, str(path)), facts
+
+
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """The keys, as section.key, whose values differ."""
+
+    def flat(config: Config) -> dict[str, Any]:
+        dumped = json.loads(config.model_dump_json())
+        return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}
+
+    a, b = flat(old), flat(new)
+    return [key for key in a if a[key] != b[key]]
+
+
+def _apply(table: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise UserError(f"--set {override}: expected section.key=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word: the shell has eaten the quotes
+    for part in path[:-1]:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"--set {override}: {part!r} is not a section.")
+        table = inner
+    table[path[-1]] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem as one line, with a suggestion where a key is unknown."""
+    problem = error.errors()[0]
+    place = [str(part) for part in problem["loc"]]
+    where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in place[:-1]:
+            field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
+            section = field.annotation if field else None
+        known = tuple(getattr(section, "model_fields", {}))
+        what = "key" if where else "section"
+        return f"{where}has no {what} {place[-1]!r}.{_suggestion(place[-1], known)}".replace("] has", "] has").lstrip()
+    if problem["type"] == "missing":
+        return f"{where}needs the {'key' if where else 'section'} {place[-1]!r}."
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        section_name = f"[{place[0]}] " if place and not message.startswith("[") else ""
+        return f"{section_name}{message}" + ("" if message.endswith((".", "?")) else ".")
+    got = problem["input"]
+    shown = repr(got) if isinstance(got, (str, int, float, bool)) else type(got).__name__
+    return f"{where}{place[-1]}: {message[0].lower()}{message[1:]}, but it is {shown}."
+
+
+def _suggestion(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" There are {', '.join(map(repr, known))}." if known and len(known) <= 12 else ""

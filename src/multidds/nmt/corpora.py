@@ -1,0 +1,158 @@
+"""Where text comes from: aligned plain files, TSV, JSONL and the TED-58 release, each plain or gzip-compressed.
+
+Yields (line number, source, target) and refuses what is not aligned or not UTF-8, with file and line number.
+"""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any
+
+from .config import Data, Pair
+from .errors import UserError
+
+# The markers of a missing translation in the release of Qi et al. (2018).
+TED_MISSING = ("__NULL__", "_ _ NULL _ _")
+
+
+def files_of(data: Data, pair: Pair, split: str) -> list[Path]:
+    """The files of one split of a language pair: two for aligned text, one for tables."""
+    template = getattr(data, split)
+    if template is None:
+        raise UserError(f"[data] {split} is not set.")
+    if data.format == "text":
+        if "{lang}" not in template:
+            raise UserError(f"[data] {split}: aligned files need '{{lang}}' in their path, but it is {template!r}.")
+        return [_filled(data, split, template, pair, lang) for lang in (pair.source, pair.target)]
+    return [_filled(data, split, template, pair, "")]
+
+
+def read_pairs(data: Data, pair: Pair, split: str) -> Iterator[tuple[int, str, str]]:
+    """(line number, source, target), from 1; the sides as they are in the file, without the line end."""
+    files = files_of(data, pair, split)
+    if data.format == "text":
+        yield from _aligned(*files)
+    elif data.format == "jsonl":
+        yield from _jsonl(files[0], *(str(data.columns.get(lang, lang)) for lang in (pair.source, pair.target)))
+    else:
+        yield from _table(data, files[0], pair)
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, split at newlines only, so that line i of two files stay together."""
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}: {error.reason})."
+                    ) from None
+                yield text.removesuffix("\n").removesuffix("\r")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise UserError(f"{path}: damaged gzip file ({error}).") from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Path:
+    """{source}, {target}, {pair}, {lang} as they say; {many} is the side that is not shared by all pairs."""
+    many = pair.source if len(data.targets) == 1 or len(data.sources) > 1 else pair.target
+    values = {"source": pair.source, "target": pair.target, "pair": pair.name, "lang": lang, "many": many}
+    try:
+        return Path(template.format_map(values))
+    except (KeyError, IndexError, ValueError, AttributeError):
+        known = ", ".join("{" + key + "}" for key in values)
+        raise UserError(f"[data] {split}: {template!r} may hold {known}, and nothing else in braces.") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    file = path.open("rb")
+    if file.peek(2)[:2] == b"\x1f\x8b":
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    return file
+
+
+def _aligned(source: Path, target: Path) -> Iterator[tuple[int, str, str]]:
+    for number, (a, b) in enumerate(zip_longest(lines_of(source), lines_of(target)), start=1):
+        if a is None or b is None:
+            short, long = (source, target) if a is None else (target, source)
+            raise UserError(f"{short}: has {number - 1} lines, but {long} has more: they are not aligned.")
+        yield number, a, b
+
+
+def _jsonl(path: Path, source: str, target: str) -> Iterator[tuple[int, str, str]]:
+    for number, line in enumerate(lines_of(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}:{number}: not valid JSON ({error}).") from None
+        sides = [_reached(record, key) for key in (source, target)]
+        for key, side in zip((source, target), sides, strict=True):
+            if not isinstance(side, str):
+                raise UserError(
+                    f"{path}:{number}: there is no text at {key!r}; [data] columns says where each language is."
+                )
+        yield number, sides[0].replace("\n", " "), sides[1].replace("\n", " ")
+
+
+def _reached(record: Any, dotted: str) -> Any:
+    """record["translation"]["az"] for "translation.az"; a key with dots in it is tried first."""
+    if isinstance(record, dict) and dotted in record:
+        return record[dotted]
+    for key in dotted.split("."):
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+def _table(data: Data, path: Path, pair: Pair) -> Iterator[tuple[int, str, str]]:
+    """Tab-separated columns, never quoted. In the TED release rows without one of the two languages are left out."""
+    lines = enumerate(lines_of(path), start=1)
+    header: list[str] = []
+    if data.header or data.format == "ted":
+        header = next(lines, (1, ""))[1].split("\t")
+    places = [
+        _column(path, header, data.columns.get(lang, lang if header else default), lang)
+        for default, lang in enumerate((pair.source, pair.target))
+    ]
+    for number, line in lines:
+        cells = line.split("\t")
+        if header and len(cells) != len(header):
+            raise UserError(f"{path}:{number}: has {len(cells)} columns, but the header has {len(header)}.")
+        if max(places) >= len(cells):
+            raise UserError(f"{path}:{number}: has {len(cells)} columns, but column {max(places) + 1} is needed.")
+        source, target = (cells[place] for place in places)
+        if data.format == "ted" and any(mark in side for mark in TED_MISSING for side in (source, target)):
+            continue
+        if data.format == "ted" and not (source.strip() and target.strip()):
+            continue
+        yield number, source, target
+
+
+def _column(path: Path, header: list[str], column: str | int, lang: str) -> int:
+    if isinstance(column, int):
+        if column < 0 or (header and column >= len(header)):
+            raise UserError(f"{path}: there is no column {column} for {lang!r}; columns are counted from 0.")
+        return column
+    if column not in header:
+        found = f"the header has {', '.join(map(repr, header[:20]))}" if header else "there is no header"
+        raise UserError(f"{path}:1: there is no column {column!r} for {lang!r}; {found}. Set [data] columns.")
+    return header.index(column)

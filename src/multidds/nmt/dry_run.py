@@ -1,0 +1,62 @@
+"""What a training would be, before it is started: sizes, costs, and how often each pair would be gone through."""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from multidds import Mixture
+
+from .batches import Sentences
+from .config import Config
+from .prepare import Prepared
+from .train import model_of, planned_sentences, prior_of
+
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
+
+
+def describe(config: Config, console: Console) -> None:
+    prepared = Prepared(config)
+    data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+    sizes = {name: len(sentences) for name, sentences in data.items()}
+    model = model_of(config, prepared)
+    parameters = sum(p.numel() for p in model.parameters())
+    planned = planned_sentences(config, data)
+    mean = sum(float(sentences.lengths.sum()) for sentences in data.values()) / sum(sizes.values())
+    steps = planned * mean / config.train.tokens
+    console.print_json(json.dumps(json.loads(config.model_dump_json())))
+    console.print(f"{config.data.direction}, {parameters:,} parameters, {sum(sizes.values()):,} training pairs")
+    console.print(
+        f"{sum(sizes.values()) * mean / config.train.tokens:,.0f} steps per epoch "
+        f"({config.train.accumulate} batches of about {config.train.batch_tokens:,} tokens each), {steps:,.0f} in all"
+    )
+    console.print(f"memory: about {_gigabytes(config, parameters, prepared):.2f} GB (an estimate)")
+    settings = config.mixture
+    if settings.method == "static":
+        console.print("the mixture is static: no updates")
+    else:
+        n = len(sizes)
+        passes = (n + n * n if settings.step_ahead else 2 * n) * settings.probe_batches
+        share = passes * settings.probe_tokens / (settings.every * config.train.tokens)
+        console.print(
+            f"an update every {settings.every} steps: {passes} passes over {settings.probe_tokens:,} tokens, "
+            f"{share:.1%} of the tokens of training between two updates"
+        )
+    prior = prior_of(config, sizes, data)
+    rules = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES} | {
+        "uniform": Mixture.uniform(sizes)
+    }
+    table = Table("pair", "training pairs", "prior", *rules, title="passes over each pair in the planned training")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, size in sizes.items():
+        passes_of = [f"{mixture[name] * planned / size:,.1f}" for mixture in rules.values()]
+        table.add_row(name, f"{size:,}", f"{prior[name]:.2%}", *passes_of)
+    console.print(table)
+
+
+def _gigabytes(config: Config, parameters: int, prepared: Prepared) -> float:
+    """Parameters, gradients, Adam's two moments and the vector of an update; activations of one batch; logits."""
+    layers = config.model.encoder_layers + 1.5 * config.model.decoder_layers
+    per_token = layers * (12 * config.model.width + 3 * config.model.inner) + 3 * len(prepared.vocabulary["target"])
+    return (parameters * 5 + config.train.batch_tokens * per_token) * 4 / 1e9

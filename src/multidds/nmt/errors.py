@@ -1,0 +1,5 @@
+"""Mistakes of a user: one line on the terminal, exit code 2, no traceback. Everything else is our mistake."""
+
+
+class UserError(Exception):
+    """Says where, what is wrong with which value, and what to do."""

@@ -1,0 +1,86 @@
+"""Test-set scores with sacreBLEU against the raw references, and significance by its paired bootstrap.
+
+Writes scores.json and hypotheses/ into the run. Does not import torch.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest, Result
+
+from .config import read_run
+from .errors import UserError
+from .prepare import Prepared
+from .translate import Translator, export
+
+
+def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Translate all test sets with the best model, score them, and keep both; what is there already is used."""
+    config, _ = read_run(run)
+    prepared = Prepared(config)
+    stamp = json.loads((export(run) / "multidds.json").read_text(encoding="utf-8"))
+    settings = json.loads(config.translate.model_dump_json())
+    scores = _existing(run)
+    if scores is not None and scores["model"] == stamp and scores["settings"] == settings:
+        return scores
+    translator = Translator(run, threads)
+    pairs: dict[str, Any] = {}
+    signatures: dict[str, str] = {}
+    (run / "hypotheses").mkdir(exist_ok=True)
+    for pair in config.data.pairs:
+        say(f"translating {pair.name}")
+        sources = prepared.test_lines(pair.name, "source")
+        references = prepared.test_lines(pair.name, "target")
+        hypotheses = list(translator.translate(sources, pair.source, pair.target, long_lines="split"))
+        text = "".join(line + "\n" for line in hypotheses)
+        (run / "hypotheses" / f"{pair.name}.txt").write_text(text, encoding="utf-8")
+        pairs[pair.name] = {"sentences": len(references)}
+        for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+            pairs[pair.name][key] = metric.corpus_score(hypotheses, [references]).score
+            signatures[key] = str(metric.get_signature())
+    averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
+    scores = {"pairs": pairs, "average": averages, "signatures": signatures, "model": stamp, "settings": settings}
+    scores["seed"] = config.train.seed
+    partial = run / "scores.json.partial"
+    partial.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+    partial.replace(run / "scores.json")
+    return scores
+
+
+def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, Any]]:
+    """For every pair both runs have: scores of the two, and the p-value of their difference (paired bootstrap)."""
+    configs = [read_run(folder)[0] for folder in (run, other)]
+    shared = [name for name in configs[0].data.names if name in configs[1].data.names]
+    if not shared:
+        raise UserError(f"{run} and {other} have no language pair in common.")
+    prepared = [Prepared(config) for config in configs]
+    result = {}
+    for name in shared:
+        references = prepared[0].test_lines(name, "target")
+        if references != prepared[1].test_lines(name, "target"):
+            raise UserError(f"{name!r}: {run} and {other} have different test sets.")
+        systems: list[tuple[str, Sequence[str]]] = [
+            (str(i), _hypotheses(folder, name)) for i, folder in enumerate((other, run))
+        ]
+        test = PairedTest(systems, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=samples)
+        _, results = test()
+        theirs, ours = (result for result in results["BLEU"] if isinstance(result, Result))
+        result[name] = {"bleu": ours.score, "against": theirs.score, "p": ours.p_value}
+    return result
+
+
+def _hypotheses(run: Path, pair: str) -> list[str]:
+    return (run / "hypotheses" / f"{pair}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def _existing(run: Path) -> dict[str, Any] | None:
+    try:
+        scores: dict[str, Any] = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return scores if {"model", "settings", "pairs"} <= scores.keys() else None

@@ -1,0 +1,378 @@
+"""From text to memory-mapped token arrays: sentencepiece models, vocabularies, arrays, and a manifest of all of it.
+
+Everything is written to a folder beside the final one, which it replaces when it is whole: an interrupted call
+leaves nothing half-written. Does not import torch.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from hashlib import sha256 as hashed
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from .config import Config, Data, Pair
+from .corpora import files_of, read_pairs, sha256
+from .errors import UserError
+
+LAYOUT = 1  # of the prepared folder; grows when it changes
+SPECIALS = ("<unk>", "<s>", "</s>")
+UNKNOWN, BEGIN, END = range(3)
+_CHUNK = 10_000  # lines encoded at once
+_JOINT = "joint"
+
+
+def tag_of(language: str) -> str:
+    """The token that says, at the head of a source sentence, which language is wanted."""
+    return f"<2{language}>"
+
+
+def models_of(config: Config) -> list[str]:
+    """The names of the sentencepiece models: one per language, or one for all."""
+    if config.vocabulary.kind == "joint":
+        return [_JOINT]
+    return list(dict.fromkeys([*config.data.sources, *config.data.targets]))
+
+
+def model_of(config: Config, language: str) -> str:
+    return _JOINT if config.vocabulary.kind == "joint" else language
+
+
+def prepare(config: Config, processes: int = 0, progress: Callable[[str, int, int], None] | None = None) -> bool:
+    """Prepare the data of a config. Returns False where everything was there already and nothing had changed."""
+    folder = config.data.folder
+    say = progress or (lambda what, done, total: None)
+    say("reading", 0, 1)
+    fingerprint, inputs = _fingerprint(config)
+    if _existing_fingerprint(folder) == fingerprint:
+        return False
+    if folder.exists() and not (folder / "manifest.json").exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: is not empty and was not made by 'multidds prepare'; choose another [data] folder.")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        manifest = _build(config, partial, processes, say)
+        manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "inputs": inputs}
+        manifest["files"] = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+        _swap(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return True
+
+
+def _fingerprint(config: Config) -> tuple[str, dict[str, str]]:
+    """What the result depends on: the settings, the content of every input file, and the versions that made it."""
+    splits = ["train", "dev"] + (["test"] if config.data.test else [])
+    paths = {str(path) for pair in config.data.pairs for split in splits for path in files_of(config.data, pair, split)}
+    inputs = {path: sha256(Path(path)) for path in sorted(paths)}
+    settings = json.loads(config.model_dump_json(include={"data", "vocabulary"}))
+    del settings["data"]["folder"]
+    parts = [LAYOUT, sentencepiece.__version__, settings, inputs]
+    return hashed(json.dumps(parts, sort_keys=True).encode()).hexdigest(), inputs
+
+
+def _existing_fingerprint(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _swap(partial: Path, folder: Path) -> None:
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int, int], None]) -> dict[str, Any]:
+    workers = processes or os.cpu_count() or 1
+    names = models_of(config)
+    splits = ["train", "dev"] + (["test"] if config.data.test else [])
+    jobs = [(pair, split) for pair in config.data.pairs for split in splits]
+    total, done = len(names) + len(jobs), 0
+    # "spawn" starts clean processes: no locks of a progress bar are inherited.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool, _cancelling(pool):
+        training = {pool.submit(_train_model, config, name, folder): name for name in names}
+        for future in _finished(training):
+            future.result()
+            done += 1
+            say(f"sentencepiece {training[future]}", done, total)
+        vocabularies = _vocabularies(config, folder)
+        encoding = {pool.submit(_encode, config, pair, split, folder): (pair, split) for pair, split in jobs}
+        counts: dict[str, dict[str, Any]] = {pair.name: {} for pair in config.data.pairs}
+        for future in _finished(encoding):
+            pair, split = encoding[future]
+            counts[pair.name][split] = future.result()
+            done += 1
+            say(f"{pair.name} {split}", done, total)
+    for pair in config.data.pairs:
+        for split in ("train", "dev"):
+            if counts[pair.name][split]["pairs"] == 0:
+                path = files_of(config.data, pair, split)[0]
+                raise UserError(f"{path}: no usable sentence pair for the {split} set of {pair.name!r}.")
+    ordered = {name: {split: counts[name][split] for split in splits} for name in counts}
+    return {"direction": config.data.direction, "pairs": ordered, "vocabulary": vocabularies}
+
+
+@contextlib.contextmanager
+def _cancelling(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """After an error or Ctrl-C start nothing more."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
+    return as_completed(list(futures))
+
+
+# ------------------------------------------------------------------------------------------ sentencepiece
+
+
+def _train_model(config: Config, name: str, folder: Path) -> None:
+    settings = config.vocabulary
+    sentences = _joint_sample(config) if name == _JOINT else _sentences(config.data, name)
+    sentencepiece.set_random_generator_seed(1)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences,
+            model_prefix=str(folder / f"{name}.spm"),
+            vocab_size=settings.size,
+            character_coverage=settings.coverage,
+            input_sentence_size=settings.sample,
+            shuffle_input_sentence=True,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        what = "all languages" if name == _JOINT else repr(name)
+        if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
+            raise UserError(
+                f"[vocabulary] size = {settings.size} is larger than the training text of {what} allows; "
+                f"at most {limit[1]} there."
+            ) from None
+        if "required_chars" in str(error) or "smaller than" in str(error):
+            raise UserError(
+                f"[vocabulary] size = {settings.size} is too small for the characters of {what}; "
+                "raise it or lower coverage."
+            ) from None
+        raise UserError(f"sentencepiece cannot learn from the training text of {what}: {error}") from None
+    (folder / f"{name}.spm.vocab").unlink()
+
+
+def _sentences(data: Data, language: str) -> Iterator[str]:
+    """Every training sentence of a language, from all pairs that have it on a side."""
+    for pair in data.pairs:
+        if language in (pair.source, pair.target):
+            for _, source, target in read_pairs(data, pair, "train"):
+                if text := (source if language == pair.source else target).strip():
+                    yield text
+
+
+def _joint_sample(config: Config) -> Iterator[str]:
+    """A sample of all languages with sizes^(1/temperature): small ones count for more than their size."""
+    languages = list(dict.fromkeys([*config.data.sources, *config.data.targets]))
+    sizes = {language: sum(1 for _ in _sentences(config.data, language)) for language in languages}
+    weights = {language: size ** (1 / config.vocabulary.temperature) for language, size in sizes.items()}
+    budget = min(config.vocabulary.sample, sum(sizes.values()))
+    for language in languages:
+        wanted = round(budget * weights[language] / sum(weights.values()))
+        chosen = set(random.Random(language).sample(range(sizes[language]), min(wanted, sizes[language])))
+        yield from (text for i, text in enumerate(_sentences(config.data, language)) if i in chosen)
+
+
+def load_model(folder: Path, name: str) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm.model"))
+
+
+# ------------------------------------------------------------------------------------------ vocabularies
+
+
+def _vocabularies(config: Config, folder: Path) -> dict[str, int]:
+    """Specials, language tags, then the pieces of all models of a side, by string identity."""
+    data = config.data
+    sides = {"source": data.sources, "target": data.targets}
+    if config.vocabulary.kind == "joint" or data.direction == "many-to-many":
+        both = tuple(dict.fromkeys([*data.sources, *data.targets]))
+        sides = {"source": both, "target": both}
+    tags = [tag_of(language) for language in data.targets] if len(data.targets) > 1 else []
+    tokens: dict[str, list[str]] = {}
+    for side, languages in sides.items():
+        reserved = [*SPECIALS, *(tags if side == "source" or sides["source"] == sides["target"] else [])]
+        pieces: dict[str, None] = {}
+        for name in dict.fromkeys(model_of(config, language) for language in languages):
+            model = load_model(folder, name)
+            pieces |= dict.fromkeys(model.id_to_piece(list(range(model.get_piece_size()))))
+        tokens[side] = [*reserved, *(piece for piece in pieces if piece not in reserved)]
+    (folder / "vocabulary.json").write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+    return {side: len(listed) for side, listed in tokens.items()}
+
+
+def load_vocabulary(folder: Path) -> dict[str, list[str]]:
+    result: dict[str, list[str]] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+    return result
+
+
+@dataclass
+class Encoder:
+    """Text of one language to the token numbers of one side."""
+
+    model: sentencepiece.SentencePieceProcessor
+    numbers: np.ndarray[Any, np.dtype[np.int32]]  # [piece of the model] -> token of the side
+
+    @classmethod
+    def load(cls, config: Config, folder: Path, language: str, side: str) -> "Encoder":
+        model = load_model(folder, model_of(config, language))
+        index = {token: i for i, token in enumerate(load_vocabulary(folder)[side])}
+        tags = {tag_of(target) for target in config.data.targets}  # a piece that looks like a tag is not one
+        pieces = model.id_to_piece(list(range(model.get_piece_size())))
+        return cls(model, np.array([UNKNOWN if p in tags else index[p] for p in pieces], dtype=np.int32))
+
+    def encode(self, texts: list[str]) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
+        return [self.numbers[ids] for ids in self.model.encode([text.strip() for text in texts], out_type=int)]
+
+
+# ------------------------------------------------------------------------------------------ arrays
+
+
+def _encode(config: Config, pair: Pair, split: str, folder: Path) -> dict[str, Any]:
+    """One split of a language pair to arrays (train, dev), or its text as it is (test); returns what was counted."""
+    if split == "test":
+        return _keep_text(config, pair, folder)
+    encoders = [Encoder.load(config, folder, lang, side) for lang, side in _sides(pair)]
+    dtypes = [_dtype(folder, side) for _, side in _sides(pair)]
+    lengths: tuple[list[int], list[int]] = ([], [])
+    dropped: Counter[str] = Counter()
+    stem = folder / f"{pair.name}.{split}"
+    with open(f"{stem}.source.bin", "wb") as source_file, open(f"{stem}.target.bin", "wb") as target_file:
+        files = (source_file, target_file)
+        rows = iter(read_pairs(config.data, pair, split))
+        while chunk := list(islice(rows, _CHUNK)):
+            kept = [(s, t) for _, s, t in chunk if s.strip() and t.strip()]
+            dropped["empty side"] += len(chunk) - len(kept)
+            if not kept:
+                continue
+            sides = [
+                encoder.encode(list(texts)) for encoder, texts in zip(encoders, zip(*kept, strict=True), strict=True)
+            ]
+            for tokens in zip(*sides, strict=True):
+                sizes = [len(side) for side in tokens]
+                if reason := _reason_to_drop(config.data, *sizes):
+                    dropped[reason] += 1
+                    continue
+                for file, side, dtype, size, column in zip(files, tokens, dtypes, sizes, lengths, strict=True):
+                    file.write(side.astype(dtype).tobytes())
+                    column.append(size)
+    for (_, side), column in zip(_sides(pair), lengths, strict=True):
+        np.save(f"{stem}.{side}.offsets.npy", np.concatenate([[0], np.cumsum(column, dtype=np.int64)]).astype(np.int64))
+    return {
+        "pairs": len(lengths[0]),
+        "dropped": dict(dropped),
+        "source tokens": sum(lengths[0]),
+        "target tokens": sum(lengths[1]),
+        "longest": [max(column, default=0) for column in lengths],
+    }
+
+
+def _keep_text(config: Config, pair: Pair, folder: Path) -> dict[str, Any]:
+    """Test sets are scored against the raw references, so nothing is dropped and nothing is changed."""
+    count = 0
+    stem = folder / f"{pair.name}.test"
+    with (
+        open(f"{stem}.source.txt", "w", encoding="utf-8", newline="\n") as source_file,
+        open(f"{stem}.target.txt", "w", encoding="utf-8", newline="\n") as target_file,
+    ):
+        for _, source, target in read_pairs(config.data, pair, "test"):
+            source_file.write(source.replace("\r", " ") + "\n")
+            target_file.write(target.replace("\r", " ") + "\n")
+            count += 1
+    if count == 0:
+        raise UserError(f"{files_of(config.data, pair, 'test')[0]}: the test set of {pair.name!r} is empty.")
+    return {"pairs": count, "dropped": {}}
+
+
+def _sides(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (pair.source, "source"), (pair.target, "target")
+
+
+def _dtype(folder: Path, side: str) -> str:
+    return "uint16" if len(load_vocabulary(folder)[side]) <= 2**16 else "uint32"
+
+
+def _reason_to_drop(data: Data, source: int, target: int) -> str | None:
+    if source == 0 or target == 0:
+        return "empty side"
+    if max(source, target) > data.max_length:
+        return "too long"
+    if data.max_ratio and max(source, target) > data.max_ratio * min(source, target):
+        return "length ratio"
+    return None
+
+
+# ------------------------------------------------------------------------------------------ reading back
+
+
+class Prepared:
+    """A prepared folder, opened for training, translation or evaluation."""
+
+    def __init__(self, config: Config) -> None:
+        self.folder = config.data.folder
+        try:
+            self.manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.folder}: nothing is prepared there; run 'multidds prepare' with the same recipe."
+            ) from None
+        except ValueError:
+            raise UserError(f"{self.folder}: its manifest is damaged; run 'multidds prepare' again.") from None
+        if self.manifest.get("layout") != LAYOUT:
+            raise UserError(f"{self.folder}: was prepared by another version; run 'multidds prepare' again.")
+        if missing := [name for name in config.data.names if name not in self.manifest["pairs"]]:
+            raise UserError(f"{self.folder}: does not have {missing[0]!r}; run 'multidds prepare' with this recipe.")
+        self.sizes: dict[str, int] = {
+            name: self.manifest["pairs"][name]["train"]["pairs"] for name in config.data.names
+        }
+        self.vocabulary = load_vocabulary(self.folder)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.manifest["fingerprint"])
+
+    def arrays(self, pair: str, split: str, side: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """(tokens, offsets): sentence i is tokens[offsets[i] : offsets[i + 1]]. Memory-mapped."""
+        stem = self.folder / f"{pair}.{split}.{side}"
+        try:
+            offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r", allow_pickle=False)
+            dtype = "uint16" if len(self.vocabulary[side]) <= 2**16 else "uint32"
+            tokens = np.memmap(f"{stem}.bin", dtype=dtype, mode="r")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{stem}: cannot be read ({error}); run 'multidds prepare' again.") from None
+        if len(tokens) != int(offsets[-1]):
+            raise UserError(f"{stem}.bin: has {len(tokens)} tokens, expected {int(offsets[-1])}; prepare again.")
+        return tokens, offsets
+
+    def test_lines(self, pair: str, side: str) -> list[str]:
+        path = self.folder / f"{pair}.test.{side}.txt"
+        if not path.exists():
+            raise UserError(f"{path}: there is no test set for {pair!r}; set [data] test and prepare again.")
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")

@@ -1,0 +1,563 @@
+"""The training loop, read top to bottom; saving, stopping and resuming.
+
+A run is one folder: config.json, records.jsonl, checkpoints/, best.safetensors, tensorboard/. One process writes it.
+"""
+
+import contextlib
+import json
+import math
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from multidds import Balancer, Mixture, Scorer, Update, rewards
+
+from . import checkpoints
+from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
+from .config import Config, changed_keys, read_run
+from .errors import UserError
+from .model import Transformer, summed_loss
+from .prepare import Prepared
+
+MAY_GROW = ("train.max_steps", "train.max_epochs")
+HARMLESS = ("train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
+            "translate.length_penalty", "translate.long_lines")  # fmt: skip
+
+
+class Display(Protocol):
+    """What the loop tells about itself; the command line decides how it looks."""
+
+    def progress(self, fraction: float, facts: dict[str, Any]) -> None: ...
+
+    def line(self, text: str) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Where a run is. Everything in it is saved."""
+
+    step: int = 0
+    epoch: int = 0  # finished ones; an epoch is as many sentence pairs as there are training pairs
+    sentences: int = 0
+    tokens: int = 0  # target tokens
+    best: float = math.inf  # mean dev loss
+    best_step: int = 0
+    waited: int = 0  # validations since the best
+    validated: int = -1  # the step of the last validation
+    finished: str = ""  # why, if it is
+    seconds: dict[str, float] = field(default_factory=lambda: {"steps": 0.0, "updates": 0.0, "validation": 0.0})
+
+
+def train(config: Config, folder: Path, show: Display) -> Progress:
+    """Train, or go on training, the run in `folder`."""
+    run = Run(config, folder)
+    at = run.progress
+    if at.finished:
+        return at
+    if at.step:
+        show.line(f"going on after step {at.step}")
+    with stop_signals(show) as stop:
+        while not at.finished:
+            began = time.perf_counter()
+            batches, sentences, tokens = run.stream.next(run.steps_until_update())
+            run.step(batches, tokens)
+            at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
+            at.seconds["steps"] += time.perf_counter() - began
+            run.watch(batches, tokens, show)
+
+            if run.balancer is not None and (update := run.balancer.step()):
+                at.seconds["updates"] += update.seconds
+                run.record_update(update, show)
+
+            epoch_ended = at.sentences // run.total > at.epoch
+            at.epoch = at.sentences // run.total
+            at.finished = run.reason_to_finish()
+            if epoch_ended or at.finished:
+                run.validate(show)
+                at.finished = at.finished or run.out_of_patience()
+            if at.finished or epoch_ended or stop.asked or at.step % config.train.save_every == 0:
+                run.save()
+            if stop.asked and not at.finished:
+                break
+    run.close()
+    return at
+
+
+class Run:
+    """Everything that a training consists of, made from a config and, if there is one, the newest checkpoint."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        if config.train.threads:
+            torch.set_num_threads(config.train.threads)
+        self.device = device_of(config)
+        prepared = Prepared(config)
+        check_run_folder(config, folder, prepared)
+        found = checkpoints.newest(folder) if folder.exists() else None
+
+        self.data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+        self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
+        self.total = sum(len(sentences) for sentences in self.data.values())
+        torch.manual_seed(config.train.seed)
+        self.model = model_of(config, prepared).to(self.device)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(),
+            lr=config.train.lr,
+            betas=(config.train.beta1, config.train.beta2),
+            eps=config.train.eps,
+            weight_decay=config.train.weight_decay,
+            fused=self.device.type == "cuda",
+        )
+        self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
+        self.stream = Stream(
+            self.data,
+            self.mixture,
+            tokens=config.train.tokens,
+            accumulate=-(-config.train.accumulate // self.world_size) * self.world_size,
+            pool=config.train.pool,
+            mixing=config.train.mixing,
+            seed=config.train.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        self.balancer = self._balancer()
+        self.wrapped: nn.Module = DistributedDataParallel(self.model) if self.world_size > 1 else self.model
+        self.progress = Progress()
+        self._unchecked: list[tuple[Tensor, list[Batch], int]] = []  # loss, batches, target tokens of recent steps
+        self._logged = (0, 0.0)  # tokens and seconds at the last line
+        offset = 0
+        if found is not None:
+            offset = self._load(*found)
+        elif self.rank == 0:
+            start_run_folder(config, folder, prepared)
+        self.records = Records(folder, offset, self.progress.step) if self.rank == 0 else None
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def step(self, batches: list[Batch], tokens: int) -> None:
+        """One optimizer step on the mean loss of all target tokens of all processes."""
+        settings = self.config.train
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(settings.lr, settings.warmup, settings.warmup_from, self.progress.step + 1)
+        total = torch.zeros((), device=self.device)
+        for i, batch in enumerate(batches):
+            last = i == len(batches) - 1
+            with contextlib.nullcontext() if last or self.world_size == 1 else self.wrapped.no_sync():  # type: ignore[operator]
+                loss = self._summed_loss(self.wrapped, batch)
+                # DDP averages over processes what should be summed.
+                (loss * (self.world_size / tokens)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        if self.balancer is not None and len(batches) == self.world_size == len(batches[0].pairs):
+            self.balancer.observe(batches[0].pairs[0])  # all of .grad is of one dataset; only moving averages listen
+        if settings.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._unchecked.append((total, batches, tokens))
+
+    def _summed_loss(self, model: nn.Module, batch: Batch, smooth: bool = True) -> Tensor:
+        bfloat16 = self.config.train.precision == "bfloat16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+            return summed_loss(model, batch.to(self.device), self.config.train.label_smoothing if smooth else 0.0)
+
+    def watch(self, batches: list[Batch], tokens: int, show: Display) -> None:
+        """Stop at a loss that is not finite, and log. On an accelerator only now and then: it would have to wait."""
+        at, every = self.progress, self.config.train.log_every
+        due = at.step % every == 0
+        if not (due or self.device.type == "cpu" or at.step % self.config.train.save_every == 0):
+            return
+        loss = self._check_losses()
+        fraction = self.fraction()
+        show.progress(
+            fraction, {"step": at.step, "epoch": at.epoch, "loss": loss, "mixture": self.mixture.probabilities}
+        )
+        if due:
+            before_tokens, before_seconds = self._logged
+            speed = (at.tokens - before_tokens) / max(at.seconds["steps"] - before_seconds, 1e-9)
+            self._logged = (at.tokens, at.seconds["steps"])
+            lr = self.optimizer.param_groups[0]["lr"]
+            self._record("step", {"loss": loss, "lr": lr, "tokens": at.tokens, "tokens_per_second": speed})
+            show.progress(fraction, {"tokens/s": speed})
+            show.line(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
+
+    def _check_losses(self) -> float:
+        """The loss per token of the newest step; a UserError if one of the recent ones was not finite."""
+        values = torch.stack([loss for loss, _, _ in self._unchecked]).tolist()
+        first = self.progress.step - len(values) + 1
+        for i, (value, (_, batches, _)) in enumerate(zip(values, self._unchecked, strict=True)):
+            if not math.isfinite(value):
+                pairs = ", ".join(dict.fromkeys(name for batch in batches for name in batch.pairs))
+                good = checkpoints.listed(self.folder)
+                last = f"the last good checkpoint is {good[-1]}" if good else "there is no checkpoint yet"
+                raise UserError(f"step {first + i}: the loss is {value} on {pairs}; {last}.")
+        tokens = sum(batch.tokens for batch in self._unchecked[-1][1])
+        self._unchecked.clear()
+        return float(values[-1]) / tokens
+
+    # ------------------------------------------------------------------------------------------ the mixture
+
+    def _balancer(self) -> Balancer | None:
+        settings, seed = self.config.mixture, self.config.train.seed
+        if settings.method == "static":
+            return None
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            return self._summed_loss(model, batch) / batch.tokens
+
+        optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+        scorer = settings.scorer
+        try:
+            return Balancer(
+                self.mixture,
+                self.model,
+                loss,
+                train={name: probe_batches(data, settings.probe_tokens) for name, data in self.data.items()},
+                dev={name: probe_batches(data, settings.probe_tokens) for name, data in self.dev.items()},
+                every=settings.every,
+                reward=settings.method,
+                priority=self._priority(epoch=0),
+                scorer=Scorer(
+                    lr=scorer.lr,
+                    optimizer=optimizers[scorer.optimizer],
+                    inner_steps=scorer.inner_steps,
+                    rule=scorer.rule,
+                    floor=scorer.floor,
+                ),
+                batches=settings.probe_batches,
+                step_ahead=settings.step_ahead or None,
+                sketch=settings.sketch or None,
+                decay=settings.decay,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise UserError(f"[mixture] {error}") from None
+
+    def _priority(self, epoch: int) -> str | dict[str, float]:
+        return "regular" if epoch < self.config.mixture.switch_epoch else self.config.mixture.priority
+
+    def steps_until_update(self) -> int:
+        if self.balancer is None:
+            return self.config.train.pool
+        every = self.config.mixture.every
+        return every - self.progress.step % every
+
+    def record_update(self, update: Update, show: Display) -> None:
+        facts: dict[str, Any] = {
+            "mixture": update.mixture,
+            "reward": update.rewards,
+            "weights": update.weights,
+            "dev_losses": update.dev_losses,
+            "train_losses": update.train_losses,
+            "passes": self.stream.passes,
+            "skipped": update.skipped,
+            "notes": list(update.notes),
+            "seconds": update.seconds,
+        }
+        if (table := update.alignment) is not None:
+            weights = torch.tensor([update.weights[name] for name in table.dev_names], dtype=torch.float64)
+            facts["multidds"] = dict(zip(table.train_names, rewards.multidds(table, weights).tolist(), strict=True))
+            facts["multidds-s"] = dict(zip(table.train_names, rewards.multidds_s(table, weights).tolist(), strict=True))
+            facts["cosines"] = [[round(c, 5) for c in row] for row in table.cosines().tolist()]  # [dev, train]
+            facts["train_norms"], facts["dev_norms"] = table.train_norms.tolist(), table.dev_norms.tolist()
+        self._record("update", facts)
+        show.progress(self.fraction(), {"mixture": update.mixture})
+        if update.skipped:
+            show.line(f"step {update.step}: the mixture did not move: {update.skipped}")
+
+    # ------------------------------------------------------------------------------------------ validation, the end
+
+    def validate(self, show: Display) -> None:
+        """Per-pair dev losses without label smoothing; the best model by their mean; priorities that follow them."""
+        began, at = time.perf_counter(), self.progress
+        self._check_losses() if self._unchecked else None
+        self.model.eval()
+        losses = {}
+        with torch.no_grad():
+            for name, sentences in self.dev.items():
+                total, tokens = torch.zeros((), device=self.device, dtype=torch.float32), 0
+                for batch in evaluation_batches(sentences, self.config.train.batch_tokens):
+                    total += self._summed_loss(self.model, batch, smooth=False)
+                    tokens += batch.tokens
+                losses[name] = total.item() / tokens
+        self.model.train()
+        mean = math.fsum(losses.values()) / len(losses)
+        at.validated = at.step
+        at.waited = 0 if mean < at.best else at.waited + 1
+        if mean < at.best:
+            at.best, at.best_step = mean, at.step
+            self._write_best()
+        if self.balancer is not None:
+            if all(math.isfinite(loss) for loss in losses.values()):
+                self.balancer.dev_losses = losses
+            self.balancer.priority = self._priority(at.epoch)
+        seconds = time.perf_counter() - began
+        at.seconds["validation"] += seconds
+        perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
+        facts = {"epoch": at.epoch, "dev_losses": losses, "perplexities": perplexities, "mean": mean,
+                 "passes": self.stream.passes, "mixture": self.mixture.probabilities, "seconds": seconds}  # fmt: skip
+        self._record("validation", facts)
+        mark = "  (best)" if at.best_step == at.step else ""
+        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {mean:.4f}{mark}")
+
+    def reason_to_finish(self) -> str:
+        at, settings = self.progress, self.config.train
+        if settings.max_steps and at.step >= settings.max_steps:
+            return f"{settings.max_steps} steps"
+        if at.sentences >= settings.max_epochs * self.total:
+            return f"{settings.max_epochs} epochs"
+        return ""
+
+    def out_of_patience(self) -> str:
+        patience = self.config.train.patience
+        return f"no better dev loss in {patience} epochs" if patience and self.progress.waited >= patience else ""
+
+    def fraction(self) -> float:
+        at, settings = self.progress, self.config.train
+        by_steps = at.step / settings.max_steps if settings.max_steps else 0.0
+        return min(1.0, max(by_steps, at.sentences / (settings.max_epochs * self.total)))
+
+    # ------------------------------------------------------------------------------------------ saving
+
+    def save(self) -> None:
+        if self._unchecked:
+            self._check_losses()
+        if self.rank != 0 or self.records is None:
+            return
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for key, tensor in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{key}.{name}"] = tensor
+        tensors["random.cpu"] = torch.get_rng_state()
+        if self.device.type != "cpu":
+            tensors["random.device"] = torch.get_device_module(self.device).get_rng_state(self.device)
+        balancer = None if self.balancer is None else self.balancer.state_dict()
+        if balancer is not None and balancer["averages"] is not None:
+            for name, average in balancer["averages"].pop("averages").items():
+                tensors |= {f"average.{name}/{key}": tensor for key, tensor in average.items()}
+        state = {
+            "progress": asdict(self.progress),
+            "mixture": self.mixture.state_dict(),
+            "stream": self.stream.state_dict(),
+            "balancer": balancer,
+            "records": self.records.flushed(),
+        }
+        path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
+        checkpoints.write(path, tensors, state)
+        checkpoints.prune(self.folder, self.config.train.keep)
+
+    def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
+        """Returns how far the records are to be kept."""
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}, "average": {}}
+        for name, tensor in tensors.items():
+            kind, _, key = name.partition(".")
+            parts[kind][key] = tensor
+        try:
+            self.model.load_state_dict(parts["model"])
+        except RuntimeError:
+            raise UserError(f"{self.folder}: its checkpoint is of another model; was the data prepared anew?") from None
+        by_name = dict(self.model.named_parameters())
+        for key, tensor in parts["optimizer"].items():
+            kind, _, name = key.partition(".")
+            moved = tensor.to(self.device) if tensor.dim() or self.device.type == "cuda" else tensor
+            self.optimizer.state[by_name[name]][kind] = moved
+        self.progress = Progress(**state["progress"])
+        if state["balancer"] is not None and self.balancer is not None:
+            if state["balancer"]["averages"] is not None:
+                averages: dict[str, dict[str, Tensor]] = {}
+                for key, tensor in parts["average"].items():
+                    name, _, parameter = key.partition("/")
+                    averages.setdefault(name, {})[parameter] = tensor
+                ordered = {n: {p: a[p] for p in by_name if p in a} for n, a in averages.items()}
+                state["balancer"]["averages"]["averages"] = ordered
+            self.balancer.load_state_dict(state["balancer"])
+        self.mixture.load_state_dict(state["mixture"])
+        self.stream.load_state_dict(state["stream"])
+        self._logged = (self.progress.tokens, self.progress.seconds["steps"])
+        if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
+            self.progress.finished = ""  # max_steps or max_epochs has grown
+        torch.set_rng_state(parts["random"]["cpu"])
+        if "device" in parts["random"] and self.device.type != "cpu":
+            torch.get_device_module(self.device).set_rng_state(parts["random"]["device"], self.device)
+        return int(state["records"])
+
+    def _write_best(self) -> None:
+        if self.rank == 0:
+            tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+            best = {"step": self.progress.step, "dev_loss": self.progress.best}
+            checkpoints.write(self.folder / "best.safetensors", tensors, best)
+
+    def _record(self, kind: str, facts: dict[str, Any]) -> None:
+        if self.records is not None:
+            self.records.write(kind, self.progress.step, facts)
+
+    def close(self) -> None:
+        if self.records is not None:
+            self.records.close()
+
+
+class Records:
+    """records.jsonl and TensorBoard. A resumed run cuts both back to its checkpoint."""
+
+    def __init__(self, folder: Path, offset: int, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = folder / "records.jsonl"
+        path.touch()
+        self._file = path.open("r+", encoding="utf-8", newline="\n")
+        self._file.truncate(offset)
+        self._file.seek(0, 2)
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, kind: str, step: int, facts: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")
+        for key, value in facts.items():
+            if isinstance(value, (int, float)):
+                self._board.add_scalar(f"{kind}/{key}", value, step)
+            elif isinstance(value, dict):
+                for name, number in value.items():
+                    if isinstance(number, (int, float)):
+                        self._board.add_scalar(f"{key}/{name}", number, step)
+
+    def flushed(self) -> int:
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
+
+
+# ---------------------------------------------------------------------------------------------- making the parts
+
+
+def model_of(config: Config, prepared: Prepared) -> Transformer:
+    sizes = {side: len(tokens) for side, tokens in prepared.vocabulary.items()}
+    longest = config.data.max_length + 2  # a tag and </s>
+    return Transformer(sizes["source"], sizes["target"], longest, **config.model.model_dump())
+
+
+def prior_of(config: Config, sizes: dict[str, int], data: dict[str, Sentences]) -> Mixture:
+    settings = config.mixture
+    if settings.prior == "explicit":
+        return Mixture.proportional(settings.probabilities) if all(settings.probabilities.values()) else Mixture(
+            {name: p / math.fsum(settings.probabilities.values()) for name, p in settings.probabilities.items()}
+        )  # fmt: skip
+    if settings.prior == "temperature":
+        return Mixture.temperature(sizes, settings.temperature)
+    if settings.prior == "uniform":
+        return Mixture.uniform(sizes)
+    if settings.prior == "unimax":
+        return Mixture.unimax(sizes, planned_sentences(config, data), settings.max_passes)
+    return Mixture.proportional(sizes)
+
+
+def planned_sentences(config: Config, data: dict[str, Sentences]) -> float:
+    """How many sentence pairs the whole training will see."""
+    total = sum(len(sentences) for sentences in data.values())
+    by_epochs = float(config.train.max_epochs * total)
+    if not config.train.max_steps:
+        return by_epochs
+    mean = sum(float(sentences.lengths.sum()) for sentences in data.values()) / total
+    return min(by_epochs, config.train.max_steps * config.train.tokens / mean)
+
+
+def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
+    """Linear from `start` over the warm-up, then with the inverse square root of the step, counted from 1."""
+    if step <= warmup:
+        return start + (peak - start) * step / warmup
+    return peak * math.sqrt(max(warmup, 1) / step)
+
+
+def device_of(config: Config) -> torch.device:
+    wanted = config.train.device
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"[train] device = {wanted!r} cannot be used here: {first}") from None
+    return device
+
+
+# ---------------------------------------------------------------------------------------------- the run folder
+
+
+def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
+    """A folder that does not exist, is empty, or holds this very run."""
+    path = folder / "config.json"
+    if not path.exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder}: is not empty and is not a run; choose another --run.")
+        return
+    old, facts = read_run(folder)
+    changed = [key for key in changed_keys(old, config) if key not in HARMLESS]
+    for key in MAY_GROW:
+        if key in changed:
+            section, name = key.split(".")
+            before, now = (getattr(getattr(c, section), name) for c in (old, config))
+            if now == 0 or (before and now >= before):
+                changed.remove(key)
+    if changed:
+        raise UserError(
+            f"{folder}: was started with other settings: {', '.join(changed)}. Choose another --run, or undo the "
+            "change; only train.max_steps and train.max_epochs may grow."
+        )
+    if facts["data"] != prepared.fingerprint:
+        raise UserError(f"{folder}: was started on other data than is in {prepared.folder} now; choose another --run.")
+
+
+def start_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
+    facts = {
+        "config": json.loads(config.model_dump_json()),
+        "data": prepared.fingerprint,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "config.json.partial"
+    partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder / "config.json")
+
+
+# ---------------------------------------------------------------------------------------------- stopping
+
+
+@dataclass
+class Stop:
+    asked: bool = False
+
+
+@contextlib.contextmanager
+def stop_signals(show: Display) -> Iterator[Stop]:
+    """Ctrl-C or SIGTERM asks the loop to stop after the step; a second one stops at once."""
+    stop = Stop()
+
+    def ask(number: int, frame: Any) -> None:
+        if stop.asked:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        stop.asked = True
+        show.line("stopping after this step; once more stops at once, without saving")
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: signals are somebody else's
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,249 @@
+"""Translation through CTranslate2: an exact conversion of the best checkpoint, and lines in, lines out.
+
+The exported folder is a plain CTranslate2 model with its sentencepiece files, which anyone can serve without this
+package. Does not import torch.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+from ctranslate2.specs import TransformerSpec, common_spec
+
+from . import checkpoints
+from .config import Config, read_run
+from .errors import UserError
+from .prepare import SPECIALS, Prepared, load_model, model_of, models_of, tag_of
+
+EPSILON = 1e-6  # of the norms, as in model.py
+POSITIONS = 2048  # of the exported model, in tokens
+_BATCH_TOKENS = 4096
+
+
+def export(run: Path) -> Path:
+    """Convert the best checkpoint of a run, if that has not been done yet. Returns the folder."""
+    config, _ = read_run(run)
+    best = run / "best.safetensors"
+    if not best.exists():
+        raise UserError(f"{run}: has no trained model yet; the first is written after the first epoch.")
+    folder = run / "export"
+    stamp = {"checkpoint": _stamp(best)}
+    if _read_stamp(folder) == stamp:
+        return folder
+    tensors, state = checkpoints.read(best, framework="numpy")
+    prepared = Prepared(config)
+    partial = folder.with_name("export.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    spec = _spec(config, tensors)
+    spec.register_source_vocabulary(prepared.vocabulary["source"])
+    spec.register_target_vocabulary(prepared.vocabulary["target"])
+    spec.validate()
+    spec.optimize(quantization=None)
+    spec.save(str(partial))
+    for name in models_of(config):
+        shutil.copy(prepared.folder / f"{name}.spm.model", partial)
+    (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
+    (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return folder
+
+
+class Translator:
+    """A converted run, ready to translate."""
+
+    def __init__(self, run: Path, threads: int = 0, int8: bool = False) -> None:
+        self.config, _ = read_run(run)
+        folder = export(run)
+        self.model = ctranslate2.Translator(
+            str(folder),
+            device="cpu",
+            compute_type="int8" if int8 else "float32",
+            inter_threads=1,
+            intra_threads=threads,
+        )
+        self._pieces = {name: load_model(folder, name) for name in models_of(self.config)}
+        self._tags = {tag_of(language) for language in self.config.data.targets}
+
+    def direction(self, source: str | None, target: str | None) -> tuple[str, str]:
+        """(source, target) language; either may be left out where only one is possible."""
+        data = self.config.data
+        return _chosen("--from", source, data.sources), _chosen("--to", target, data.targets)
+
+    def tokens(self, line: str, source: str, target: str) -> list[str]:
+        """What the model reads: the tag where there are several target languages, and the pieces."""
+        pieces = self._pieces[model_of(self.config, source)].encode(line.strip(), out_type=str)
+        head = [tag_of(target)] if len(self.config.data.targets) > 1 else []
+        return [*head, *("<unk>" if piece in self._tags else piece for piece in pieces)]
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        source: str,
+        target: str,
+        beam: int | None = None,
+        length_penalty: float | None = None,
+        long_lines: str | None = None,
+        where: str = "input",
+    ) -> Iterator[str]:
+        """One line out for every line in. Lines longer than the model has seen are split or refused, never cut."""
+        settings = self.config.translate
+        refuse = (long_lines or settings.long_lines) == "refuse"
+        parts: list[list[str]] = []
+        counts: list[int] = []
+        for number, line in enumerate(lines, start=1):
+            split = list(self._parts(line, source, target))
+            if refuse and len(split) > 1:
+                raise UserError(
+                    f"{where}:{number}: has more than {self.config.data.max_length} tokens; "
+                    "--long-lines split translates it in parts."
+                )
+            counts.append(len(split))
+            parts += split
+        results = iter(
+            self.model.translate_batch(
+                parts,
+                beam_size=beam or settings.beam,
+                length_penalty=settings.length_penalty if length_penalty is None else length_penalty,
+                max_batch_size=_BATCH_TOKENS,
+                batch_type="tokens",
+                max_input_length=0,
+                max_decoding_length=min(POSITIONS, 3 * self.config.data.max_length + 50),
+                disable_unk=True,
+            )
+            if parts
+            else []
+        )
+        for count in counts:
+            yield " ".join(_text(next(results).hypotheses[0]) for _ in range(count)).strip()
+
+    def _parts(self, line: str, source: str, target: str) -> Iterator[list[str]]:
+        """A line as one token list, or as several where it is too long: cut behind punctuation, or between words."""
+        head = 1 if len(self.config.data.targets) > 1 else 0
+        tokens = self.tokens(line, source, target)
+        tag, pieces = tokens[:head], tokens[head:]
+        limit = self.config.data.max_length
+        while len(pieces) > limit:
+            ends = [i for i in range(1, limit + 1) if pieces[i - 1].endswith((".", "!", "?", ";", "。", "।", "…"))]
+            words = [i for i in range(1, limit + 1) if pieces[i].startswith("▁")]
+            at = next((places[-1] for places in (ends, words) if places and places[-1] > limit // 4), limit)
+            yield [*tag, *pieces[:at]]
+            pieces = pieces[at:]
+        if pieces:
+            yield [*tag, *pieces]
+
+
+def _text(pieces: list[str]) -> str:
+    """Pieces to text. Not by one language's model: a many-sided vocabulary may mix pieces of several."""
+    return "".join(piece for piece in pieces if piece not in SPECIALS).replace("▁", " ").strip()
+
+
+def _chosen(option: str, wanted: str | None, known: tuple[str, ...]) -> str:
+    if wanted is None:
+        if len(known) > 1:
+            raise UserError(f"{option} is needed: one of {', '.join(known)}.")
+        return known[0]
+    if wanted not in known:
+        raise UserError(f"{option} {wanted}: the model does not have that language; there are {', '.join(known)}.")
+    return wanted
+
+
+# ---------------------------------------------------------------------------------------------- conversion
+
+
+def _spec(config: Config, tensors: dict[str, Any]) -> TransformerSpec:
+    """The checkpoint as CTranslate2 describes it. ScaleNorm is RMSNorm with the constant weight g / sqrt(D)."""
+    settings = config.model
+    scale = settings.norm == "scale"
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    spec = TransformerSpec.from_config(
+        (settings.encoder_layers, settings.decoder_layers), settings.heads, pre_norm=True, rms_norm=scale
+    )
+    spec.config.layer_norm_epsilon = EPSILON
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS
+    spec.config.decoder_start_token = SPECIALS[1]
+    spec.config.add_source_eos = True
+    positions = _sinusoids(POSITIONS, settings.width)
+
+    def linear(into: common_spec.LinearSpec, name: str) -> None:
+        into.weight, into.bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+
+    def norm(into: common_spec.LayerNormSpec, name: str) -> None:
+        if scale:
+            into.gamma = np.full(settings.width, weights[f"{name}.g"] / np.sqrt(settings.width), dtype=np.float32)
+        else:
+            into.gamma, into.beta = weights[f"{name}.weight"], weights[f"{name}.bias"]
+
+    for side, layers in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
+        norm(side.layer_norm, f"{layers}_norm")
+        side.position_encodings.encodings = positions
+        for i, layer in enumerate(side.layer):
+            name = f"{layers}.{i}"
+            norm(layer.self_attention.layer_norm, f"{name}.self_norm")
+            linear(layer.self_attention.linear[0], f"{name}.self_attention.query_key_value")
+            linear(layer.self_attention.linear[1], f"{name}.self_attention.out")
+            if layers == "decoder":
+                norm(layer.attention.layer_norm, f"{name}.cross_norm")
+                linear(layer.attention.linear[0], f"{name}.cross_attention.query")
+                linear(layer.attention.linear[1], f"{name}.cross_attention.key_value")
+                linear(layer.attention.linear[2], f"{name}.cross_attention.out")
+            norm(layer.ffn.layer_norm, f"{name}.feed_norm")
+            linear(layer.ffn.linear_0, f"{name}.inner")
+            linear(layer.ffn.linear_1, f"{name}.outer")
+    spec.encoder.embeddings[0].weight = weights["source_embedding.weight"]
+    spec.decoder.embeddings.weight = weights["target_embedding.weight"]
+    spec.decoder.projection.weight = weights["target_embedding.weight"]
+    return spec
+
+
+def _sinusoids(count: int, width: int) -> Any:
+    """The positions of model.py, without torch; the tests hold the two together."""
+    half = width // 2
+    rates = np.exp(np.arange(half) * (-np.log(10000.0) / max(half - 1, 1)))
+    angles = np.arange(count)[:, None] * rates
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _read_stamp(folder: Path) -> Any:
+    try:
+        return json.loads((folder / "multidds.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _readme(config: Config, name: str, state: dict[str, Any]) -> str:
+    source, target = config.data.pairs[0].source, config.data.pairs[0].target
+    tag = f'["{tag_of(target)}"] + ' if len(config.data.targets) > 1 else ""
+    pairs = ", ".join(config.data.names)
+    tags = (
+        f"The first token says which language is wanted: {', '.join(map(tag_of, config.data.targets))}." if tag else ""
+    )
+    return f"""# {name}
+
+A [CTranslate2](https://opennmt.net/CTranslate2/) model for {pairs}, from step {state["step"]} of its training.
+`pip install ctranslate2 sentencepiece` is all that is needed:
+
+```python
+import ctranslate2
+import sentencepiece
+
+translator = ctranslate2.Translator(".")
+pieces = sentencepiece.SentencePieceProcessor(model_file="{model_of(config, source)}.spm.model")
+tokens = {tag}pieces.encode("...", out_type=str)
+result = translator.translate_batch([tokens], beam_size={config.translate.beam})[0].hypotheses[0]
+print("".join(result).replace("\\u2581", " ").strip())
+```
+
+{tags}
+The sentencepiece models are in this folder. The model was trained on sentences of up to {config.data.max_length} tokens.
+"""
