@@ -138,7 +138,7 @@ def sketch_errors(buckets: int, repeat: int) -> dict[str, float]:
         began = time.perf_counter()
         sketches = []
         for gradient in gradients:
-            sketch = sketcher.new(gradient[0])
+            sketch = sketcher.new(torch.float32)
             for name, g in zip(prober.names, gradient, strict=True):
                 sketcher.add(sketch, name, g)
             sketches.append(sketch)
@@ -164,7 +164,7 @@ def show(rows: list[dict[str, float]]) -> None:
     for row in rows:
         cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
         print("  ".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True)))
-    print()
+    print(flush=True)
 
 
 def main() -> None:
@@ -178,7 +178,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     counts = [n for n in (4, 8, 16, 32, 64, 128, 256, 512) if n <= args.most]
     cost(4, args.batch, 1)  # warm up
-    rows = [cost(n, args.batch, repeat=max(3, 64 // n)) for n in counts]
+    rows: list[dict[str, float]] = []
+    for n in counts:
+        rows.append(cost(n, args.batch, repeat=max(1, 96 // n)))
+        show(rows[-1:])
+    print("all:")
     show(rows)
     slope = statistics.linear_regression(
         [math.log(row["n"]) for row in rows], [math.log(row["update seconds"]) for row in rows]

@@ -1,7 +1,7 @@
 """Writes a small parallel corpus of made-up languages, for recipes/tiny.toml and the tests.
 
-"base" has sentences of words made of syllables. "mirror" is base with the letters of every word reversed; "shift" has every
-letter moved on by one. The rules are known, so a model that learns them reaches a BLEU near 100.
+"base" has sentences of words made of syllables. "mirror" is base with the letters of every word reversed; "shift" has
+every letter moved on by one. The rules are known, so a model that learns them reaches a BLEU near 100.
 
     python examples/made_up_languages.py data/made-up
 """

@@ -269,11 +269,10 @@ def test_rewards_in_the_metric_of_adam_divide_the_training_gradient():
         optimizer.step()
     model.zero_grad()
     update = balancer_of(train, dev, model, optimizer=optimizer, sketch="exact").step()
-    scale = torch.cat(
-        [((optimizer.state[p]["exp_avg_sq"] / (1 - 0.8**3)).sqrt() + 1e-3).reshape(-1) for p in model.parameters()]
-    )
+    moment = torch.cat([optimizer.state[p]["exp_avg_sq"].reshape(-1) for p in model.parameters()])
     for column, i in enumerate(NAMES):
-        t = reference.gradient(model, loss, train[i]) / scale
+        t = reference.gradient(model, loss, train[i])  # as the fourth gradient that Adam sees
+        t = t / (((0.8 * moment + 0.2 * t**2) / (1 - 0.8**4)).sqrt() + 1e-3)
         d = [reference.gradient(model, loss, dev[k]) for k in DEV]
         assert update.rewards[i] == pytest.approx(sum(reference.cosine(x, t) for x in d) / 3, abs=1e-9)
         assert update.alignment.train_norms[column] == pytest.approx(float(t.norm()))
@@ -641,3 +640,27 @@ def test_a_source_without_a_state_is_named_when_the_state_is_asked_for():
     assert balancer.step().skipped is None
     with pytest.raises(ValueError, match="Balancer: dev 'x': a Endless cannot be resumed exactly"):
         balancer.state_dict()
+
+
+def test_the_floor_is_that_of_the_first_prior_also_after_a_resume_from_a_moved_mixture():
+    def start(mixture):
+        return balancer_of(
+            mixture=mixture, sketch=16, scorer=Scorer(lr=50.0, floor=0.1),
+            reward=lambda alignment, weights: torch.tensor([-1.0, 1.0, 1.0]),
+        )  # fmt: skip
+
+    first = start(Mixture({"a": 0.2, "b": 0.3, "c": 0.5}))
+    first.step()
+    state = json.loads(json.dumps(first.state_dict()))
+    second = start(Mixture(state["mixture"]["probabilities"]))  # the natural way, and its smallest is the floor itself
+    second.load_state_dict(state)
+    assert second.step().mixture == first.step().mixture
+    assert min(second.mixture.probabilities.values()) == pytest.approx(0.02)
+
+
+def test_one_stateful_object_under_two_names_is_refused():
+    loader = StatefulDataLoader(dataset(), batch_size=4)
+    with pytest.raises(ValueError, match="Balancer: one StatefulDataLoader was given twice, but it keeps only one"):
+        balancer_of(train={"a": loader}, dev={"x": loader})
+    with pytest.raises(ValueError, match="interleave: one StatefulDataLoader was given twice"):
+        interleave({"a": loader, "b": loader}, Mixture.uniform("ab"))

@@ -12,20 +12,32 @@ SOURCES = Path(multidds.__file__).parent
 
 # Which modules of ours a module may import: imports point one way (docs/architecture.md).
 MAY_IMPORT = {
-    "mixture": set(),
+    "checks": set(),
+    "mixture": {"checks"},
     "randomness": set(),
     "alignment": set(),
     "sketch": set(),
     "priorities": set(),
-    "scorer": set(),
+    "scorer": {"checks"},
     "replicas": set(),
     "rewards": {"alignment"},
     "sources": {"randomness"},
-    "sampling": {"mixture", "randomness", "sources"},
-    "probing": {"alignment", "randomness", "replicas", "sketch"},
+    "sampling": {"checks", "mixture", "randomness", "sources"},
+    "probing": {"alignment", "checks", "randomness", "replicas", "sketch"},
     "averages": {"probing"},
     "metric": {"probing"},
-    "balancer": {"alignment", "averages", "metric", "mixture", "priorities", "probing", "rewards", "scorer", "sources"},
+    "balancer": {
+        "checks",
+        "alignment",
+        "averages",
+        "metric",
+        "mixture",
+        "priorities",
+        "probing",
+        "rewards",
+        "scorer",
+        "sources",
+    },
 }
 
 

@@ -1,3 +1,4 @@
+import math
 import random
 
 import numpy as np
@@ -10,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from toys import Everything, batch, batches, dataset, loss, mlp
 
+import multidds.randomness as randomness
 from multidds import Balancer, Mixture, batches_of, probe, rewards
+from multidds.probing import dot
 
 NAMES = ("a", "b", "c")
 DEV = ("x", "y")
@@ -315,7 +318,7 @@ def test_an_update_needs_one_vector_more_than_a_training_pass_whatever_n_and_k_a
         ),
         (lambda m, t, d: probe(m, loss, t, d, step_ahead=-1.0), "probe: step_ahead must be a positive step size"),
         (lambda m, t, d: probe(nn.ReLU(), loss, t, d), "probe: the model has no trainable parameters"),
-        (lambda m, t, d: probe(nn.DataParallel(m), loss, t, d), "a model wrapped in DataParallel is not supported"),
+        (lambda m, t, d: probe(nn.DataParallel(m), loss, t, d), "a DataParallel inside the model is not supported"),
         (
             lambda m, t, d: probe(m, lambda m, b: m(b[0]), t, d),
             r"must return a scalar tensor, got shape \(7, 3\) for dev 'x'",
@@ -367,3 +370,99 @@ def test_parts_that_training_keeps_in_eval_mode_stay_so_in_probes():
     assert whole != pytest.approx(expected)
     model.eval()  # after a validation: the probe goes back to train mode
     assert probe(model, loss, data, data).train_losses["a"] == pytest.approx(whole)
+
+
+def test_long_float32_sums_stay_exact_to_six_digits():
+    a = torch.randn(12_000_000, generator=torch.Generator().manual_seed(0))
+    exact = float(a.double() @ a.double())
+    assert dot([a], [a]) == pytest.approx(exact, rel=1e-6)
+    assert abs(float(torch.dot(a, a)) / exact - 1) > 1e-5  # what one float32 sum would have given
+
+
+def test_infinities_of_both_signs_skip_the_update():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.u, self.v = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+    def linear(model, b):
+        return (model.u * b[0] + model.v * b[1]).sum()
+
+    train, dev = {"a": [torch.ones(2, 1)]}, {"x": [torch.tensor([[math.inf], [-math.inf]])]}
+    balancer = Balancer(Mixture.uniform("a"), Two(), linear, train=train, dev=dev, every=1, reward="multidds")
+    assert "the gradient of dev set 'x' is not finite" in balancer.step().skipped
+
+
+def test_buffers_that_a_forward_pass_fills_or_adds_are_gone_after_a_probe():
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+            self.register_buffer("cache", None)
+
+        def forward(self, x):
+            self.cache = x.detach().mean(0)
+            if "extra" not in self._buffers:
+                self.register_buffer("extra", torch.ones(1))
+            return self.inner(x)
+
+    model = Lazy()
+    probe(model, loss, batches(NAMES), batches(DEV))
+    assert model.cache is None
+    assert "extra" not in dict(model.named_buffers())
+
+
+def test_step_ahead_of_narrow_parameters_is_refused_by_name():
+    with pytest.raises(
+        ValueError, match=r"step_ahead is lost in rounding: the parameter '0\.weight' is torch\.bfloat16"
+    ):
+        probe(mlp(dtype=torch.bfloat16), loss, batches(NAMES), batches(DEV), step_ahead=0.001)
+    with pytest.raises(ValueError, match="lost in rounding"):
+        Balancer(
+            Mixture.uniform(NAMES), mlp(dtype=torch.bfloat16), loss, train=batches(NAMES), dev=batches(DEV), every=1,
+            step_ahead=0.001,
+        )  # fmt: skip
+
+
+def test_parameters_may_be_frozen_but_not_replaced_or_unfrozen_after_construction():
+    model = mlp()
+    balancer = Balancer(Mixture.uniform(NAMES), model, loss, train=batches(NAMES), dev=batches(DEV), every=1)
+    model[0].requires_grad_(False)
+    assert balancer.step().skipped is None
+    model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+    with pytest.raises(ValueError, match="parameters were replaced or unfrozen since its construction"):
+        balancer.step()
+
+
+def test_sketches_are_multiplied_in_full_precision_under_autocast():
+    model, train, dev = mlp(dtype=torch.float32), batches(NAMES, dtype=torch.float32), batches(DEV, 1, 1, torch.float32)
+    outside = probe(model, bf16_loss, train, dev, sketch=64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = probe(model, loss, train, dev, sketch=64)
+    assert torch.equal(outside.dev_train, inside.dev_train)
+
+
+def test_random_states_of_an_accelerator_are_seeded_and_put_back(monkeypatch):
+    """There is no accelerator here, so one is stood in for, with the calls of torch.cuda, torch.mps and torch.xpu."""
+
+    class Module:
+        generator = torch.Generator().manual_seed(7)
+
+        @classmethod
+        def get_rng_state(cls, device):
+            return cls.generator.get_state()
+
+        @classmethod
+        def set_rng_state(cls, state, device):
+            cls.generator.set_state(state)
+
+    device = torch.device("cpu", 0)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    monkeypatch.setattr(randomness, "_accelerators", list)
+    before = Module.generator.get_state()
+    with randomness.preserved([device]):
+        randomness.seed_all(3, [device])
+        first = torch.rand(4, generator=Module.generator)
+        randomness.seed_all(3, [device])
+        assert torch.equal(first, torch.rand(4, generator=Module.generator))
+    assert torch.equal(Module.generator.get_state(), before)

@@ -149,13 +149,45 @@ def check_ranks_that_disagree_are_refused(rank, folder):
     names = NAMES if rank == 0 else NAMES[::-1]
     train, dev = sources("function", NAMES, 0), sources("function", DEV, 10)
     for mixture, seed, what in (
-        (Mixture.uniform(names), 0, "datasets, or their order"),
-        (Mixture.proportional({"a": 1 + rank, "b": 1, "c": 1}), 0, "mixture"),
-        (Mixture.uniform(NAMES), rank, "seed, batches or number of updates"),
+        (Mixture.uniform(names), 0, "datasets, or another order of them"),
+        (Mixture.proportional({"a": 1 + rank, "b": 1, "c": 1}), 0, "mixtures"),
+        (Mixture.uniform(NAMES), rank, "seeds, batches, steps or numbers of updates"),
     ):
         balancer = Balancer(mixture, model, loss, train=train, dev=dev, every=1, seed=seed)
-        with pytest.raises(ValueError, match=f"the ranks were given different {what}"):
+        with pytest.raises(ValueError, match=f"the ranks have different {what}"):
             balancer.step()
+    balancer = Balancer(Mixture.uniform(NAMES), model, loss, train=train, dev=dev, every=1, priority="low")
+    balancer.step()
+    if rank == 0:  # the usual mistake: validation on one rank only
+        balancer.dev_losses = {"x": 1.0, "y": 2.0}
+    with pytest.raises(ValueError, match="the ranks have different dev_losses"):
+        balancer.step()
+
+
+def check_rewards_are_the_same_bits_everywhere(rank, folder):
+    _, balancer = make("function", 1, sketch=16, reward=lambda alignment, weights: torch.full((3,), 0.1 + 1e-9 * rank))
+    mixture = balancer.step().mixture
+    assert all(other == mixture for other in balancer._prober.replicas.gathered(mixture))
+
+    def broken(alignment, weights):
+        if rank == 1:
+            raise RuntimeError("no reward")
+        return torch.ones(3)
+
+    _, balancer = make("function", 1, sketch=16, reward=broken)
+    with pytest.raises(RuntimeError, match="no reward"):
+        balancer.step()
+
+
+def check_a_model_of_a_subgroup_is_balanced_in_it(rank, folder):
+    groups = [dist.new_group([r]) for r in range(dist.get_world_size())]
+    torch.manual_seed(rank)  # a model of its own on every rank
+    model = DistributedDataParallel(nn.Linear(4, 3).double(), process_group=groups[rank])
+    train, dev = sources("function", NAMES, 0), sources("function", DEV, 10)
+    alone = Balancer(Mixture.uniform(NAMES), model, loss, train=train, dev=dev, every=1).step().rewards
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, alone)
+    assert everyone[0] != everyone[1]
 
 
 def check_observing_is_refused(rank, folder):
@@ -173,6 +205,8 @@ CHECKS = [
     check_unused_parameters,
     check_streams,
     check_ranks_that_disagree_are_refused,
+    check_rewards_are_the_same_bits_everywhere,
+    check_a_model_of_a_subgroup_is_balanced_in_it,
     check_observing_is_refused,
 ]
 

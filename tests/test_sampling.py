@@ -211,8 +211,14 @@ def test_only_a_bounded_number_of_mixtures_is_remembered():
     [
         (lambda: MixtureSampler({"a": 5}, Mixture.uniform("ab")), "MixtureSampler: 'b' is missing."),
         (lambda: MixtureSampler({"a": 5, "b": 1}, Mixture.uniform("a")), "'b' is unknown"),
-        (lambda: MixtureSampler({"a": 0}, Mixture.uniform("a")), "positive whole numbers, but 'a' is 0"),
-        (lambda: MixtureSampler({"a": 2.5}, Mixture.uniform("a")), "positive whole numbers, but 'a' is 2.5"),
+        (
+            lambda: MixtureSampler({"a": 0}, Mixture.uniform("a")),
+            "the size of 'a' must be a whole number of at least 1",
+        ),
+        (
+            lambda: MixtureSampler({"a": 2.5}, Mixture.uniform("a")),
+            "a whole number of at least 1, but it is 2.5",
+        ),
         (
             lambda: MixtureSampler({"a": 5}, Mixture.uniform("a"), batch_size=0),
             "batch_size must be a whole number of at least 1",

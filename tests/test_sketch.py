@@ -9,7 +9,7 @@ from multidds.sketch import Sketcher
 
 
 def sketch(sketcher, parts):
-    out = sketcher.new(parts[0][1])
+    out = sketcher.new(parts[0][1].dtype)
     for name, values in parts:
         sketcher.add(out, name, values)
     return out
@@ -30,7 +30,7 @@ def test_a_sketch_is_linear(buckets, size, seed, scale):
 @given(st.integers(1, 50), st.integers(1, 300), st.lists(st.integers(0, 300), max_size=4), st.integers(0, 99))
 def test_the_sketch_of_a_parameter_is_the_sum_of_the_sketches_of_its_shards(buckets, size, cuts, seed):
     sketcher, values = Sketcher(buckets), random(size, seed)
-    out = sketcher.new(values)
+    out = sketcher.new(values.dtype)
     edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
     for start, end in itertools.pairwise(edges):
         sketcher.add(out, "w", values[start:end], start=start)

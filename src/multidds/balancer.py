@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from . import priorities
 from .alignment import Alignment
 from .averages import MovingAverages
+from .checks import check_names, check_step_ahead, check_whole
 from .metric import AdamMetric
-from .mixture import Mixture, check_mixture, check_names
+from .mixture import Mixture, check_mixture
 from .probing import Direction, Gradient, Loss, Prober, Table, norm
 from .rewards import Reward
 from .scorer import Scorer
-from .sources import Source, open_source
+from .sources import Source, open_source, refuse_sharing
 
 _HISTORY = 100  # updates kept in memory
 _log = logging.getLogger("multidds")
@@ -95,11 +96,8 @@ class Balancer:
         for name in mixture:
             if mixture[name] == 0:
                 raise ValueError(f"Balancer: the prior of {name!r} is 0, which no update can change; leave it out.")
-        for word, value in (("every", every), ("batches", batches)):
-            if not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"Balancer: {word} must be a whole number of at least 1, but it is {value!r}.")
-        if step_ahead is not None and not (step_ahead > 0 and math.isfinite(step_ahead)):
-            raise ValueError(f"Balancer: step_ahead must be a positive step size, but it is {step_ahead}.")
+        check_whole("Balancer", every=every, batches=batches)
+        check_step_ahead("Balancer", step_ahead)
         if sketch is True or not (sketch in (None, "exact") or (isinstance(sketch, int) and sketch >= 1)):
             raise ValueError(f"Balancer: sketch must be None, 'exact' or a number of buckets, but it is {sketch!r}.")
         if not callable(reward) and reward not in _STABILIZED:
@@ -107,6 +105,8 @@ class Balancer:
                 f"Balancer: reward must be one of {', '.join(map(repr, _STABILIZED))} or a function, got {reward!r}."
             )
         self._prober = Prober(model, loss, params, mode, seed, owner="Balancer")
+        if step_ahead is not None:
+            self._prober.refuse_narrow_steps()
         if callable(reward) and sketch is None:
             size = _readable((len(dev) + 1) * self._prober.vector_bytes)
             raise ValueError(
@@ -117,6 +117,7 @@ class Balancer:
         self._reward, self._batches, self._step_ahead, self._sketch = reward, batches, step_ahead, sketch
         self._dev_names = tuple(dev)
         self._given = {"train": dict(train), "dev": dict(dev)}
+        refuse_sharing("Balancer", [*train.values(), *dev.values()])
         self._sources = self._opened(seed)
         self.priority = priority
         self._dev_losses: dict[str, float] | None = None
@@ -131,7 +132,6 @@ class Balancer:
         self._order = sorted(mixture.names)  # of the logits: a state fits whatever order the datasets are given in
         self._scorer.start([mixture[name] for name in self._order])
         self._steps = self._updates = 0
-        self._agreed = False  # whether the replicas were found to balance the same thing
         self.history: deque[Update] = deque(maxlen=_HISTORY)  # the last updates, without their tables
 
     def step(self) -> Update | None:
@@ -174,7 +174,9 @@ class Balancer:
         if table is not None:
             alignment = table.alignment(found.train_losses, found.dev_losses, self.mixture.names)
         if callable(self._reward) and alignment is not None:
-            found.rewards = self._custom_rewards(self._reward, alignment, weights)
+            with self._prober.replicas.failing_together():
+                found.rewards = self._custom_rewards(self._reward, alignment, weights)
+        found.rewards = self._prober.replicas.gathered(found.rewards)[0]  # the same bits on every rank
         found.check("reward", "dataset", found.rewards)
         skipped = found.trouble() or self._move_mixture(found.rewards)
         self._updates += 1
@@ -262,10 +264,10 @@ class Balancer:
         for role, by_name in sources.items():
             for name, source in by_name.items():
                 source.load_state_dict(state[role][name])
-        # What can be refused has been by now: from here on everything changes.
         self.dev_losses = state["dev_losses"]
         if self._averages is not None:
             self._averages.load_state_dict(state["averages"])
+        # What can be refused has been by now.
         self._seed = self._prober.seed = state["seed"]
         self._sources = sources
         self._scorer.load_state_dict(state["scorer"])
@@ -281,19 +283,19 @@ class Balancer:
         }
 
     def _check_replicas(self) -> None:
-        """Once: ranks that disagree would average gradients of different things, or drift apart, in silence."""
-        replicas = self._prober.replicas
-        if replicas.size > 1 and not self._agreed:
-            mine = {
-                "datasets, or their order": self.mixture.names,
-                "dev sets, or their order": self._dev_names,
-                "mixture": self.mixture.probabilities,
-                "seed, batches or number of updates": (self._seed, self._batches, self._updates),
-            }
-            for what, values in mine.items():
-                if any(other != values for other in replicas.gathered(values)):
-                    raise ValueError(f"Balancer: the ranks were given different {what}.")
-        self._agreed = True
+        """Ranks that disagree would average gradients of different things, wait for each other, or drift apart."""
+        mine = {
+            "datasets, or another order of them": self.mixture.names,
+            "dev sets, or another order of them": self._dev_names,
+            "mixtures": self.mixture.probabilities,
+            "priorities": "a function" if callable(self._priority) else self._priority,
+            "dev_losses (set them on every rank)": self._dev_losses,
+            "seeds, batches, steps or numbers of updates": (self._seed, self._batches, self._steps, self._updates),
+        }
+        first, *others = self._prober.replicas.gathered(mine)
+        for what, value in first.items():
+            if any(other[what] != value for other in others):
+                raise ValueError(f"Balancer: the ranks have different {what}.")
 
     def _batches_of(self, role: str, name: str) -> Iterator[Any]:
         """This replica's probe batches; together the replicas take what one process with more batches would."""
@@ -321,7 +323,9 @@ class Balancer:
             for name in self._dev_names:
                 losses[name] = self._prober.loss(("dev", name, self._updates), batches[name], self._batches)
         found.check("loss", "dev set", losses)
-        weights = priorities.weights_of(self._priority if found.trouble() is None else "regular", losses)
+        with self._prober.replicas.failing_together():
+            weights = priorities.weights_of(self._priority if found.trouble() is None else "regular", losses)
+        weights = self._prober.replicas.gathered(weights)[0]
         return {name: weights[name] for name in self._dev_names}
 
     def _look_at_dev_sets(

@@ -1,33 +1,41 @@
 """Training gradients in the metric of Adam: the step that the optimizer would really take, not the raw slope."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from .probing import Gradient, Prober
 
 
 class AdamMetric:
-    """Divides a gradient by the root of Adam's second moment. Reads the optimizer, never writes it."""
+    """Divides a gradient as Adam would if it came next. Reads the optimizer, never writes it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, prober: Prober) -> None:
-        if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)):
+        if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             kind = type(optimizer).__name__
             raise TypeError(f"Balancer: the optimizer's metric needs Adam's second moment, which {kind} does not have.")
         self._optimizer, self._params = optimizer, prober.params
-        groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for p, name in zip(prober.params, prober.names, strict=True):
-            if p not in groups:
+            if p not in self._groups():
                 raise ValueError(f"Balancer: the optimizer does not have the parameter {name!r}.")
-        self._groups = groups
+
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        return {p: group for group in self._optimizer.param_groups for p in group["params"]}
 
     def applied(self, gradient: Gradient) -> Gradient:
-        """gradient / (sqrt(second moment) + eps), bias-corrected; parameters never stepped stay as they are."""
+        """gradient / (sqrt(second moment) + eps), the moment with this gradient in it and bias-corrected."""
         result: Gradient = []
+        groups = self._groups()
         for p, g in zip(self._params, gradient, strict=True):
-            state, group = self._optimizer.state.get(p, {}), self._groups[p]
-            if g is None or "exp_avg_sq" not in state:
-                result.append(g)
+            if g is None:
+                result.append(None)
                 continue
-            correction = 1 - group["betas"][1] ** torch.as_tensor(state["step"], device=g.device, dtype=torch.float64)
-            moment = state["exp_avg_sq"] / correction.to(state["exp_avg_sq"].dtype)
-            result.append(g / (moment.sqrt() + group["eps"]))
+            state, beta = self._optimizer.state.get(p, {}), float(groups[p]["betas"][1])
+            g = g.to(torch.promote_types(g.dtype, torch.float32))
+            moment = (1 - beta) * g.square()
+            if "exp_avg_sq" in state:
+                moment += beta * state["exp_avg_sq"]
+            moment /= 1 - beta ** (float(state.get("step", 0)) + 1)
+            result.append(g / (moment.sqrt_() + float(groups[p]["eps"])))
         return result

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
+from .checks import check_names, listed
+
 _SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")  # safe in file names, logs and pages
 _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
@@ -87,7 +89,7 @@ class Mixture:
 
     def __getitem__(self, name: str) -> float:
         if name not in self._index:
-            raise KeyError(f"Mixture: there is no dataset {name!r}; there are {_listed(self._names)}.")
+            raise KeyError(f"Mixture: there is no dataset {name!r}; there are {listed(self._names)}.")
         return self._probabilities[self._index[name]]
 
     def __iter__(self) -> Iterator[str]:
@@ -178,24 +180,9 @@ class Replay:
         self._steps = int(state["steps"])
 
 
-def check_names(where: str, expected: Iterable[str], given: Iterable[str]) -> None:
-    """The same names in any order, or an error that says which are missing and which are unknown."""
-    expected, given = set(expected), set(given)
-    if missing := sorted(expected - given):
-        raise ValueError(f"{where}: {_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing.")
-    if unknown := sorted(given - expected, key=str):
-        verb = "is" if len(unknown) == 1 else "are"
-        raise ValueError(f"{where}: {_listed(unknown)} {verb} unknown; there are {_listed(sorted(expected))}.")
-
-
 def check_mixture(where: str, mixture: object) -> None:
     if not isinstance(mixture, Mixture):
         raise TypeError(f"{where}: the mixture must be a Mixture, got {type(mixture).__name__}.")
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = [repr(name) for name in names]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _checked_names(where: str, names: Iterable[str]) -> tuple[str, ...]:

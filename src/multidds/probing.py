@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .alignment import Alignment
+from .checks import check_step_ahead
 from .randomness import derive, preserved, seed_all
 from .replicas import Replicas
 from .sketch import Sketcher
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Gradient: TypeAlias = list[Tensor | None]  # one per parameter; None is zero
+_PIECE = 2**16  # elements summed in one go
 
 
 class Prober:
@@ -30,8 +32,9 @@ class Prober:
     ) -> None:
         if mode not in ("train", "eval"):
             raise ValueError(f"{owner}: mode must be 'train' or 'eval', but it is {mode!r}.")
-        self.model, self._loss, self._mode, self.seed = _unwrapped(model, owner), loss, mode, seed
-        trainable = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
+        self.model, self._group = _unwrapped(model, owner)
+        self._loss, self._mode, self.seed = loss, mode, seed
+        trainable = self._trainable()
         if params is not None:
             chosen = set(params)
             if chosen - set(self.model.parameters()):
@@ -45,9 +48,10 @@ class Prober:
         self._owner = owner
         self.params, self.names = list(trainable), list(trainable.values())
         self._refuse_hooks()
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        self._devices = sorted({t.device for t in tensors}, key=str)
-        self.replicas = Replicas(self.params[0].device)
+        self.replicas = Replicas(self.params[0].device, self._group)
+
+    def _trainable(self) -> dict[Tensor, str]:
+        return {p: name for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _refuse_hooks(self) -> None:
         for p, name in zip(self.params, self.names, strict=True):
@@ -55,6 +59,12 @@ class Prober:
                 raise ValueError(
                     f"{self._owner}: the parameter {name!r} has a post-accumulate-grad hook; probes would set it off."
                 )
+
+    def refuse_narrow_steps(self) -> None:
+        """theta - eta t rounds back to theta where theta has eight bits."""
+        for p, name in zip(self.params, self.names, strict=True):
+            if _wide(p.dtype) != p.dtype:
+                raise ValueError(f"{self._owner}: step_ahead is lost in rounding: the parameter {name!r} is {p.dtype}.")
 
     @property
     def vector_bytes(self) -> int:
@@ -65,14 +75,18 @@ class Prober:
     def invisible(self) -> Iterator[None]:
         """Around all probes of an update: gradients, buffers, flags and random states are afterwards what they were."""
         self._refuse_hooks()
-        self.replicas = Replicas(self.params[0].device)
+        replaced = set(self.params) - set(self.model.parameters())
+        if replaced or (not self._subset and set(self._trainable()) - set(self.params)):
+            raise ValueError(
+                f"{self._owner}: parameters were replaced or unfrozen since its construction; make a new one."
+            )
+        self.replicas = Replicas(self.params[0].device, self._group)
+        self._devices = sorted({t.device for t in [*self.model.parameters(), *self.model.buffers()]}, key=str)
         grads = [(p, p.grad) for p in self.model.parameters()]
         flags = _flags(self.model)
         self._buffers = [
-            (module, name, buffer, buffer.clone())
+            (module, [(name, b, None if b is None else b.clone()) for name, b in module._buffers.items()])
             for module in self.model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
         ]
         try:
             self._clear()
@@ -165,7 +179,7 @@ class Prober:
         return loss.reshape(())
 
     def _mean(self, losses: list[Tensor]) -> float:
-        return self.replicas.mean(math.fsum(torch.stack(losses).tolist()) / len(losses))
+        return self.replicas.mean(sum(torch.stack(losses).tolist()) / len(losses))
 
     def _taken(self) -> Gradient:
         """What backward left in .grad, which is then None again."""
@@ -178,10 +192,12 @@ class Prober:
             p.grad = None
 
     def _restore_buffers(self) -> None:
-        for module, name, buffer, value in self._buffers:
-            if not _overlaps(buffer):
-                buffer.data.copy_(value)
-            module._buffers[name] = buffer
+        for module, buffers in self._buffers:
+            module._buffers.clear()  # also of buffers that a forward pass has added
+            for name, buffer, value in buffers:
+                if buffer is not None and value is not None and not _overlaps(buffer):
+                    buffer.data.copy_(value)
+                module._buffers[name] = buffer
 
 
 class Direction:
@@ -235,22 +251,20 @@ class Table:
 
     def kept(self, gradient: Gradient) -> Tensor:
         """What is remembered of a gradient: one flat vector, whole or sketched."""
-        filled = zip(self._prober.names, self._prober.params, gradient, strict=True)
+        params = self._prober.params
+        device, dtype = params[0].device, _wide(params[0].dtype)
         if self._sketcher is None:
-            flat = [torch.zeros_like(p) if g is None else g for _, p, g in filled]
-            return torch.cat([g.reshape(-1).to(device=flat[0].device, dtype=_wide(g.dtype)) for g in flat])
-        sketch = None
-        for name, p, g in filled:
-            if sketch is None:
-                sketch = self._sketcher.new(p.to(_wide(p.dtype)))
+            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradient, strict=True)]
+            return torch.cat([g.reshape(-1).to(device=device, dtype=_wide(g.dtype)) for g in filled])
+        sketch = self._sketcher.new(dtype, device)
+        for name, g in zip(self._prober.names, gradient, strict=True):
             if g is not None:
-                self._sketcher.add(sketch, name, g.to(sketch.device))
-        assert sketch is not None
-        return sketch
+                self._sketcher.add(sketch, name, g.to(device))
+        return sketch.cpu()
 
     def add(self, train: Tensor, devs: list[Tensor]) -> None:
         """One training dataset, and the dev gradients that belong to it."""
-        self._train_norms.append(float(torch.linalg.vector_norm(train)))
+        self._train_norms.append(norm([train]))
         if self._sketcher is not None and not self._step_ahead:
             self._waiting[0][:] = devs
             self._waiting[1].append(train)
@@ -261,10 +275,10 @@ class Table:
 
     def _products(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
         if self._sketcher is None:  # without a second copy of whole gradients
-            return torch.tensor(
-                [[torch.dot(a, b).item() for b in columns] for a in rows], dtype=torch.float64, device="cpu"
-            )
-        return (torch.stack(rows) @ torch.stack(columns).T).cpu().double()
+            table = [[dot([a], [b]) for b in columns] for a in rows]
+            return torch.tensor(table, dtype=torch.float64, device="cpu")
+        with torch.autocast("cpu", enabled=False):
+            return (torch.stack(rows) @ torch.stack(columns).T).double()
 
     def alignment(
         self, train_losses: dict[str, float], dev_losses: dict[str, float], names: Sequence[str]
@@ -302,9 +316,10 @@ def probe(
     of buckets instead (2**16: cosines to 0.004). Costs n + K passes, with step-ahead n + n * K.
     Under torch.distributed every rank brings as many batches, and the gradients are averaged over ranks.
     """
-    if step_ahead is not None and not (step_ahead > 0 and math.isfinite(step_ahead)):
-        raise ValueError(f"probe: step_ahead must be a positive step size, but it is {step_ahead}.")
+    check_step_ahead("probe", step_ahead)
     prober = Prober(model, loss, params, mode, seed, owner="probe")
+    if step_ahead is not None:
+        prober.refuse_narrow_steps()
     for role, sets in (("train", train_batches), ("dev", dev_batches)):
         if not sets:
             raise ValueError(f"probe: {role}_batches is empty.")
@@ -337,19 +352,21 @@ def probe(
     return table.alignment(train_losses, dev_losses, list(train_batches))
 
 
-def dot(a: Gradient, b: Gradient) -> float:
-    """The inner product, in float32 at least; the sum over parameters is exact."""
-    parts = []
+def dot(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
+    """The inner product, in float32 at least. In pieces: one float32 sum of millions is wrong in the third digit."""
+    parts: list[Tensor] = []
     for x, y in zip(a, b, strict=True):
         if x is not None and y is not None:
             dtype = _wide(torch.promote_types(x.dtype, y.dtype))
-            parts.append(torch.dot(x.reshape(-1).to(dtype), y.reshape(-1).to(dtype)))
+            pieces = (torch.split(t.reshape(-1).to(dtype), _PIECE) for t in (x, y))
+            parts += [torch.dot(*pair) for pair in zip(*pieces, strict=True)]
     if not parts:
         return 0.0
-    return math.fsum(torch.stack([part.to(parts[0].device) for part in parts]).tolist())  # one synchronisation
+    values: list[float] = torch.stack([part.to(parts[0].device) for part in parts]).tolist()  # one synchronisation
+    return sum(values)
 
 
-def norm(a: Gradient) -> float:
+def norm(a: Sequence[Tensor | None]) -> float:
     return math.sqrt(dot(a, a))
 
 
@@ -381,21 +398,23 @@ def _overlaps(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _unwrapped(model: nn.Module, owner: str) -> nn.Module:
-    """The module to probe. A wrapper that shards or copies the parameters is refused by name."""
-    if isinstance(model, DistributedDataParallel):
-        return _unwrapped(model.module, owner)
+def _unwrapped(model: nn.Module, owner: str) -> tuple[nn.Module, Any]:
+    """(the module to probe, its process group). A wrapper that shards or copies the parameters is refused by name."""
+    group = None
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        if isinstance(model, DistributedDataParallel):
+            model, group = model.module, model.process_group
+        elif any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            model = model._orig_mod  # type: ignore[assignment]  # torch.compile around DDP
+        else:
+            break  # a compiled model is probed as it is
     if not isinstance(model, nn.Module):
         raise TypeError(f"{owner}: model must be a torch.nn.Module, got {type(model).__name__}.")
+    refused = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
     for module in model.modules():
-        kind = type(module)
-        if kind.__name__ in ("DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine") or any(
-            base.__name__ == "FSDPModule" for base in kind.__mro__
-        ):
-            raise ValueError(
-                f"{owner}: a model wrapped in {kind.__name__} is not supported; use DistributedDataParallel."
-            )
+        if names := [base.__name__ for base in type(module).__mro__ if base.__name__ in refused]:
+            raise ValueError(f"{owner}: a {names[0]} inside the model is not supported; pass the DDP model itself.")
     for name, p in model.named_parameters():
         if type(p.data).__name__ == "DTensor":
             raise ValueError(f"{owner}: the parameter {name!r} is a sharded DTensor, which is not supported.")
-    return model
+    return model, group

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from .mixture import Mixture, check_mixture, check_names
+from .checks import check_names, check_whole
+from .mixture import Mixture, check_mixture
 from .randomness import Permutation, derive, point
-from .sources import open_source
+from .sources import open_source, refuse_sharing
 
 _REMEMBERED = 256  # mixtures that `MixtureSampler.state_dict(consumed=...)` can go back over
 
@@ -38,6 +39,7 @@ class Interleaved:
         self._rank, self._world_size = _place_among_ranks("interleave", rank, world_size)
         self._count = count
         self._loaders = dict(loaders)
+        refuse_sharing("interleave", self._loaders.values())
         self._start(seed)
 
     def _start(self, seed: int) -> None:
@@ -105,7 +107,7 @@ def interleave(
     `loaders`: {name: DataLoader, list of batches, function generator -> batch, or stateful iterable}.
     `count`: batch -> number of examples, by default the first dimension of its first tensor.
     Under torch.distributed rank r takes every W-th draw. Functions then give every batch of the global
-    sequence to one rank; loaders are each rank's own, so shard them (DistributedSampler).
+    sequence to one rank; loaders are each rank's own, so shard them (DistributedSampler) and save every rank's state.
     """
     return Interleaved(loaders, mixture, seed, count or _first_dimension, rank, world_size)
 
@@ -118,7 +120,8 @@ class MixtureSampler(Sampler[Any]):
 
     A draw uses the mixture of that moment. A DataLoader with workers asks for num_workers * prefetch_factor
     batches ahead, so there a new mixture takes effect after exactly that many batches, and
-    `state_dict(consumed=b)` gives the state after the b batches that training has really seen.
+    `state_dict(consumed=b)` gives the state after the b batches that training has really seen. Keep one iterator of
+    such a loader for the whole run: what an abandoned one had read ahead is drawn and lost.
     """
 
     def __init__(
@@ -132,15 +135,11 @@ class MixtureSampler(Sampler[Any]):
     ) -> None:
         check_mixture("MixtureSampler", mixture)
         check_names("MixtureSampler", mixture.names, sizes)
-        for name, size in sizes.items():
-            if not (isinstance(size, int) and size > 0):
-                raise ValueError(f"MixtureSampler: sizes must be positive whole numbers, but {name!r} is {size}.")
-        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
-            raise ValueError(
-                f"MixtureSampler: batch_size must be a whole number of at least 1, but it is {batch_size}."
-            )
+        check_whole("MixtureSampler", **{f"the size of {name!r}": size for name, size in sizes.items()})
+        if batch_size is not None:
+            check_whole("MixtureSampler", batch_size=batch_size)
         self.mixture = mixture
-        self._sizes = dict(sizes)
+        self._sizes = {name: int(size) for name, size in sizes.items()}
         self._offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         self._batch_size = batch_size
         self._rank, self._world_size = _place_among_ranks("MixtureSampler", rank, world_size)
@@ -157,7 +156,7 @@ class MixtureSampler(Sampler[Any]):
         # Up to a position, draws follow a recorded mixture: after a resume, those that had been drawn
         # ahead under older mixtures. Behind the last of them the live mixture decides.
         self._recorded = deque(recorded)
-        self._used: deque[tuple[int, Mixture]] = deque(maxlen=_REMEMBERED)  # (from position, mixture used)
+        self._used: deque[tuple[int, dict[str, float]]] = deque(maxlen=_REMEMBERED)  # (from position, probabilities)
         self._seen: tuple[Mixture, int] | None = None  # what `_used` ends with: an object and its version
 
     def __iter__(self) -> Iterator[Any]:
@@ -187,7 +186,7 @@ class MixtureSampler(Sampler[Any]):
         seen = (mixture, mixture.version)
         if seen != self._seen:
             self._seen = seen
-            self._used.append((self._position, Mixture(mixture.probabilities)))
+            self._used.append((self._position, mixture.probabilities))
         return mixture
 
     def _index(self, name: str, count: int) -> int:
@@ -223,9 +222,10 @@ class MixtureSampler(Sampler[Any]):
                 f"{first_batches + (self._position - first_position) // per_batch}, but it is {consumed}."
             )
         counts, recorded, end = dict(self._counts), list(self._recorded), self._position
-        for begin, mixture in reversed(self._used):
+        for begin, probabilities in reversed(self._used):
             if end <= position:
                 break
+            mixture = Mixture(probabilities)
             recorded.insert(0, (end, mixture))
             for t in range(max(begin, position), end):
                 counts[mixture.at(point(self._key, t))] -= 1

@@ -3,13 +3,14 @@
 P(i) = softmax(logits)_i. A step takes one reward per dataset and knows nothing of models or data.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .checks import check_whole
 
 
 class Scorer:
@@ -37,8 +38,7 @@ class Scorer:
             raise TypeError(
                 f"Scorer: optimizer must be a torch optimizer class, such as torch.optim.SGD, got {optimizer!r}."
             )
-        if not (isinstance(inner_steps, int) and inner_steps >= 1):
-            raise ValueError(f"Scorer: inner_steps must be a whole number of at least 1, but it is {inner_steps}.")
+        check_whole("Scorer", inner_steps=inner_steps)
         if rule not in ("sum", "policy"):
             raise ValueError(f"Scorer: rule must be 'sum' or 'policy', but it is {rule!r}.")
         if not (floor >= 0 and math.isfinite(floor)):
@@ -78,7 +78,7 @@ class Scorer:
             return self._step(torch.tensor(rewards, dtype=torch.float64, device="cpu"))
 
     def _step(self, reward: Tensor) -> list[float] | None:
-        before = copy.deepcopy(self.state_dict())
+        before = self.state_dict()
         for _ in range(self.inner_steps):
             p = self.logits.softmax(0)
             if self.rule == "sum":  # minus the gradient of sum_i R_i log P(i)
@@ -104,6 +104,7 @@ class Scorer:
         settings = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key != "params"}
         return {
             "logits": logits.tolist(),
+            "smallest": self._smallest,  # of the prior that there was at the start
             "optimizer": type(self._optimizer).__name__,
             "settings": settings,
             "state": {key: _packed(value) if isinstance(value, Tensor) else value for key, value in state.items()},
@@ -119,6 +120,7 @@ class Scorer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
+        self._smallest = float(state["smallest"])
         with torch.inference_mode(False), torch.no_grad():
             self.logits.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))
         # Not by the optimizer's own load_state_dict: it would cast every tensor to the type of the logits.

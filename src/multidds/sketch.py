@@ -5,8 +5,8 @@ computed from the parameter's name and the coordinate's index, so replicas and s
 is stored per coordinate. Linear: the sketch of an average is the average of the sketches (replicas), the
 sketch of a concatenation is the sum of the sketches of its parts (shards).
 
-A block of `buckets` neighbouring coordinates is multiplied by one sequence of random signs, rotated by a random amount
-of its own and folded onto the sums: one read of the gradient, at memory speed.
+A block of `buckets` neighbouring coordinates is multiplied by one sequence of random signs, then by a random sign and
+rotated by a random amount of its own, and folded onto the sums: one read of the gradient, at memory speed.
 The error of a cosine c is about (1 - c^2) / sqrt(buckets).
 """
 
@@ -30,8 +30,8 @@ class Sketcher:
         self._signs = torch.randint(0, 2, (buckets,), generator=generator, device="cpu").mul_(2).sub_(1)
         self._on: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # the signs, where they were needed
 
-    def new(self, like: Tensor) -> Tensor:
-        return torch.zeros(self.buckets, dtype=like.dtype, device=like.device)
+    def new(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        return torch.zeros(self.buckets, dtype=dtype, device=device)
 
     def add(self, sketch: Tensor, name: str, values: Tensor, start: int = 0) -> None:
         """Add one parameter's gradient, or the part of it that begins at flat index `start`, to a sketch in place."""
@@ -44,14 +44,17 @@ class Sketcher:
         while done < values.numel():
             block, first = divmod(start + done, m)  # the part lies in this block, from this place on
             length = min(m - first, values.numel() - done)
-            bucket = (first + self._rotation(name, block)) % m
+            rotation, sign = self._place(name, block)
+            bucket = (first + rotation) % m
             head = min(length, m - bucket)  # up to the end of the sums, then again from their beginning
             for at, begin, end in ((bucket, 0, head), (0, head, length)):
                 if begin < end:
                     part = values[done + begin : done + end].to(sketch.dtype)
-                    sketch[at : at + end - begin].addcmul_(part, signs[first + begin : first + end])
+                    sketch[at : at + end - begin].addcmul_(part, signs[first + begin : first + end], value=sign)
             done += length
 
-    def _rotation(self, name: str, block: int) -> int:
+    def _place(self, name: str, block: int) -> tuple[int, int]:
+        """(rotation, sign) of a block."""
         digest = hashlib.blake2b(f"{self._seed}\x1f{name}\x1f{block}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % self.buckets
+        number = int.from_bytes(digest, "little")
+        return (number >> 1) % self.buckets, 1 if number & 1 else -1

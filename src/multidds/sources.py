@@ -55,6 +55,16 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     return _Loop(label, key, source)
 
 
+def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
+    """An object that keeps its own place has only one: two names for it would move each other's."""
+    seen = set()
+    for source in sources:
+        if hasattr(source, "load_state_dict"):
+            if id(source) in seen:
+                raise ValueError(f"{owner}: one {type(source).__name__} was given twice, but it keeps only one place.")
+            seen.add(id(source))
+
+
 def batches_of(
     dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] = default_collate
 ) -> Callable[[torch.Generator], Any]:

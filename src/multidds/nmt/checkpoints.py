@@ -22,6 +22,7 @@ def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> N
     try:
         metadata = {"format": FORMAT, "state": json.dumps(state)}
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
+        partial.chmod(0o644)  # safetensors makes files that only their owner can read
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)

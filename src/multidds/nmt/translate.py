@@ -223,15 +223,13 @@ def _read_stamp(folder: Path) -> Any:
 
 def _readme(config: Config, name: str, state: dict[str, Any]) -> str:
     source, target = config.data.pairs[0].source, config.data.pairs[0].target
-    tag = f'["{tag_of(target)}"] + ' if len(config.data.targets) > 1 else ""
-    pairs = ", ".join(config.data.names)
-    tags = (
-        f"The first token says which language is wanted: {', '.join(map(tag_of, config.data.targets))}." if tag else ""
-    )
+    several = len(config.data.targets) > 1
+    tag = f'["{tag_of(target)}"] + ' if several else ""
+    known = ", ".join(map(tag_of, config.data.targets))
     return f"""# {name}
 
-A [CTranslate2](https://opennmt.net/CTranslate2/) model for {pairs}, from step {state["step"]} of its training.
-`pip install ctranslate2 sentencepiece` is all that is needed:
+A [CTranslate2](https://opennmt.net/CTranslate2/) model for {", ".join(config.data.names)}, from step {state["step"]} of
+its training. `pip install ctranslate2 sentencepiece` is all that is needed:
 
 ```python
 import ctranslate2
@@ -241,9 +239,9 @@ translator = ctranslate2.Translator(".")
 pieces = sentencepiece.SentencePieceProcessor(model_file="{model_of(config, source)}.spm.model")
 tokens = {tag}pieces.encode("...", out_type=str)
 result = translator.translate_batch([tokens], beam_size={config.translate.beam})[0].hypotheses[0]
-print("".join(result).replace("\\u2581", " ").strip())
+print("".join(result).replace("\u2581", " ").strip())
 ```
 
-{tags}
-The sentencepiece models are in this folder. The model was trained on sentences of up to {config.data.max_length} tokens.
+{f"The first token says which language is wanted: {known}." if several else ""}
+The sentencepiece models are in this folder. Sentences of up to {config.data.max_length} tokens were trained on.
 """
