@@ -1,3 +1,8 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import made_up_languages
 import pytest
 import torch
 from hypothesis import settings
@@ -6,8 +11,37 @@ from hypothesis import settings
 settings.register_profile("multidds", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("multidds")
 
+ROOT = Path(__file__).parent.parent
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
     """Sums in one order: bit-for-bit comparisons need it."""
     torch.set_num_threads(1)
+
+
+def multidds(*arguments, cwd, check=True, **kwargs):
+    """The command line, as a user calls it."""
+    command = [sys.executable, "-m", "multidds", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, **kwargs)
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A folder with the text of the made-up languages, where the recipes' relative paths lead to it."""
+    folder = tmp_path_factory.mktemp("corpus")
+    made_up_languages.write(folder / "data" / "made-up")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(corpus):
+    """recipes/tiny.toml prepared, trained and evaluated by the commands; the folder that holds data/ and runs/tiny."""
+    recipe = ROOT / "recipes" / "tiny.toml"
+    multidds("prepare", recipe, cwd=corpus)
+    multidds("train", recipe, "--run", "runs/tiny", cwd=corpus)
+    multidds("evaluate", "runs/tiny", cwd=corpus)
+    return corpus

@@ -4,8 +4,10 @@ Training batches are cut from a pool of draws sorted by length. A pool is made f
 reaches past the next update of the mixture, so every batch is drawn with the mixture of its moment.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,6 @@ from multidds import Mixture, MixtureSampler
 
 from .config import Config
 from .prepare import BEGIN, END, Prepared, tag_of
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:
     """Every sentence once, similar lengths together, at most `tokens` padded tokens per batch."""
     items: list[Item] = []
     longest = 0
-    for i in np.lexsort((sentences.source_lengths, sentences.target_lengths)):
+    for i in np.lexsort((sentences.source_lengths + sentences.target_lengths, sentences.lengths)):
         longest = max(longest, int(sentences.lengths[i]))
         if items and longest * (len(items) + 1) > tokens:
             yield assemble(items)
@@ -150,23 +150,14 @@ class Stream:
     ) -> None:
         if accumulate % world_size:
             raise ValueError(f"Stream: {accumulate} batches per step cannot be shared by {world_size} processes.")
-        self._data, self._tokens, self._accumulate, self._pool = dict(data), tokens, accumulate, pool
-        self._seed, self._rank, self._world_size = seed, rank, world_size
-        sizes = {name: len(sentences) for name, sentences in data.items()}
-        one = {"rank": 0, "world_size": 1}  # the ranks share batches, not draws
-        if mixing == "example":
-            self._samplers = {"": MixtureSampler(sizes, mixture, seed=seed, **one)}
-        else:  # a dataset per batch, and an order of its own for each dataset
-            self._samplers = {"": MixtureSampler(dict.fromkeys(sizes, 1), mixture, seed=seed, **one)} | {
-                name: MixtureSampler({name: size}, Mixture.uniform([name]), seed=seed, **one)
-                for name, size in sizes.items()
-            }
-        self._by_example = mixing == "example"
-        self._starts = np.cumsum([0, *sizes.values()])
-        self._names = list(sizes)
+        self._accumulate, self._pool, self._seed = accumulate, pool, seed
+        self._rank, self._world_size = rank, world_size
+        self._sizes = {name: len(sentences) for name, sentences in data.items()}
+        draw = _MixedBatches if mixing == "example" else _UnmixedBatches
+        self._draw: _MixedBatches | _UnmixedBatches = draw(dict(data), mixture, tokens / accumulate, seed)
         self._steps: list[list[list[Item]]] = []  # of the pool: [step][batch][sentence]
         self._taken = 0
-        self._before = self._sampler_states()
+        self._before = self._draw.state_dict()
 
     def next(self, steps_left: int) -> tuple[list[Batch], int, int]:
         """(batches of this rank, sentences and target tokens of all ranks) of the next step.
@@ -183,87 +174,167 @@ class Stream:
 
     @property
     def passes(self) -> dict[str, float]:
-        """How often each dataset has been gone through by the steps taken so far."""
-        counts = dict.fromkeys(self._names, 0) | self._counted(self._before)
-        for step in self._steps[: self._taken]:
-            for items in step:
-                for sentences, _ in items:
-                    counts[sentences.name] += 1
-        return {name: count / len(self._data[name]) for name, count in counts.items()}
+        """How often each language pair has been gone through by the steps taken so far."""
+        counts = Counter(self._before["examples"])
+        counts.update(s.name for step in self._steps[: self._taken] for items in step for s, _ in items)
+        return {name: counts[name] / size for name, size in self._sizes.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The samplers as they were before the pool, its length in steps, and the steps taken from it."""
+        """The draws as they were before the pool, its length in steps, and the steps taken from it."""
+        if self._taken == len(self._steps):  # used up: the mixture may have moved since it was drawn
+            return {"before": self._draw.state_dict(), "steps": 0, "taken": 0}
         return {"before": self._before, "steps": len(self._steps), "taken": self._taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, sampler in self._samplers.items():
-            sampler.load_state_dict(state["before"][name])
-        self._steps, self._taken, self._before = [], 0, self._sampler_states()
+        self._draw.load_state_dict(state["before"])
+        self._steps, self._taken, self._before = [], 0, self._draw.state_dict()
         if state["steps"]:
             self._fill(int(state["steps"]))  # the same draws: no update comes inside a pool
             self._taken = int(state["taken"])
 
-    def _sampler_states(self) -> dict[str, Any]:
-        return {name: sampler.state_dict() for name, sampler in self._samplers.items()}
-
-    def _counted(self, states: Mapping[str, Any]) -> dict[str, int]:
-        if self._by_example:
-            return dict(states[""]["counts"])
-        return {name: states[name]["counts"][name] for name in self._names}
-
     def _fill(self, steps: int) -> None:
-        self._before = self._sampler_states()
+        self._before = self._draw.state_dict()
         count = steps * self._accumulate
-        per_batch = self._tokens / self._accumulate
-        position = self._before[""]["position"]
-        batches = self._mixed(count, per_batch) if self._by_example else self._unmixed(count, per_batch)
-        order = np.random.default_rng([self._seed, position]).permutation(count)
-        shuffled = [batches[i] for i in order]
-        self._steps = [shuffled[i * self._accumulate : (i + 1) * self._accumulate] for i in range(steps)]
+        batches = _shuffled(self._draw.batches(count), self._seed, sum(self._before["examples"].values()))
+        self._steps = [batches[i * self._accumulate : (i + 1) * self._accumulate] for i in range(steps)]
         self._taken = 0
 
-    def _mixed(self, count: int, per_batch: float) -> list[list[Item]]:
-        return _cut(self._drawn(self._samplers[""], count * per_batch, count), count)
 
-    def _unmixed(self, count: int, per_batch: float) -> list[list[Item]]:
-        chooser = iter(self._samplers[""])
-        chosen = [self._names[next(chooser)] for _ in range(count)]
-        batches: dict[str, Iterator[list[Item]]] = {}
-        for name in dict.fromkeys(chosen):
-            share = chosen.count(name)
-            items = [
-                (self._data[name], i) for _, i in self._drawn(self._samplers[name], share * per_batch, share, name)
-            ]
-            batches[name] = iter(_cut(items, share))
-        return [next(batches[name]) for name in chosen]
+class _MixedBatches:
+    """A language pair per sentence: Algorithm 1."""
 
-    def _drawn(self, sampler: MixtureSampler, tokens: float, least: int, name: str | None = None) -> list[Item]:
-        """Sentences until there are so many tokens, and at least one per batch."""
-        items: list[Item] = []
-        total = 0
-        for index in sampler:
-            if name is None:
-                which = int(np.searchsorted(self._starts, index, "right")) - 1
-                sentences, i = self._data[self._names[which]], int(index - self._starts[which])
-            else:
-                sentences, i = self._data[name], index
-            items.append((sentences, i))
-            total += int(sentences.lengths[i])
-            if total >= tokens and len(items) >= least:
-                break
-        return items
+    def __init__(self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int) -> None:
+        self._data, self._tokens = list(data.values()), tokens
+        sizes = {name: len(sentences) for name, sentences in data.items()}
+        self._sampler = MixtureSampler(
+            sizes, mixture, seed=seed, rank=0, world_size=1
+        )  # ranks share batches, not draws
+        self._starts = np.cumsum([0, *sizes.values()])
+
+    def batches(self, count: int) -> list[list[Item]]:
+        return _cut(_drawn(map(self._item, self._sampler), count * self._tokens, count), count)
+
+    def _item(self, index: int) -> Item:
+        which = int(np.searchsorted(self._starts, index, "right")) - 1
+        return self._data[which], int(index - self._starts[which])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"examples": self._sampler.examples, "sampler": self._sampler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state["sampler"])
+
+
+class _UnmixedBatches:
+    """A language pair per batch: section 2 of the paper."""
+
+    def __init__(self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int) -> None:
+        self._names = list(data)
+        # Datasets of one example each: an index is a language pair.
+        self._chooser = MixtureSampler(dict.fromkeys(data, 1), mixture, seed=seed, rank=0, world_size=1)
+        self._shelves = {name: _Shelf(sentences, tokens, seed) for name, sentences in data.items()}
+
+    def batches(self, count: int) -> list[list[Item]]:
+        chosen = iter(self._chooser)
+        return [self._shelves[self._names[next(chosen)]].next() for _ in range(count)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "examples": {name: shelf.examples for name, shelf in self._shelves.items()},
+            "chooser": self._chooser.state_dict(),
+            "shelves": {name: shelf.state_dict() for name, shelf in self._shelves.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._chooser.load_state_dict(state["chooser"])
+        for name, shelf in self._shelves.items():
+            shelf.load_state_dict(state["shelves"][name])
+
+
+class _Shelf:
+    """Batches of one language pair, cut ahead of time: its own order does not depend on the mixture."""
+
+    _AHEAD = 20  # batches, or one pass where that is less
+
+    def __init__(self, sentences: Sentences, tokens: float, seed: int) -> None:
+        self._sentences, self._tokens, self._seed = sentences, tokens, seed
+        self._count = max(1, min(self._AHEAD, int(sentences.lengths.sum() / tokens)))
+        name = sentences.name
+        self._sampler = MixtureSampler({name: len(sentences)}, Mixture.uniform([name]), seed=seed, rank=0, world_size=1)
+        self._before = self._sampler.state_dict()
+        self._batches: list[list[Item]] = []
+        self._taken = 0
+        self.examples = 0
+
+    def next(self) -> list[Item]:
+        if self._taken == len(self._batches):
+            self._fill()
+        batch = self._batches[self._taken]
+        self._taken += 1
+        self.examples += len(batch)
+        return batch
+
+    def _fill(self) -> None:
+        self._before = self._sampler.state_dict()
+        items = _drawn(((self._sentences, i) for i in self._sampler), self._count * self._tokens, self._count)
+        self._batches, self._taken = _shuffled(_cut(items, self._count), self._seed, self._before["position"]), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        filled = bool(self._batches)
+        return {"before": self._before, "filled": filled, "taken": self._taken, "examples": self.examples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state["before"])
+        self._before, self._batches, self._taken = self._sampler.state_dict(), [], 0
+        if state["filled"]:
+            self._fill()
+            self._taken = int(state["taken"])
+        self.examples = int(state["examples"])
+
+
+def _drawn(items: Iterable[Item], tokens: float, least: int) -> list[Item]:
+    """Sentences until there are so many tokens, and at least `least`."""
+    taken: list[Item] = []
+    total = 0
+    for sentences, i in items:
+        taken.append((sentences, i))
+        total += int(sentences.lengths[i])
+        if total >= tokens and len(taken) >= least:
+            break
+    return taken
+
+
+def _shuffled(batches: list[list[Item]], seed: int, position: int) -> list[list[Item]]:
+    return [batches[i] for i in np.random.default_rng([seed, position]).permutation(len(batches))]
 
 
 def _cut(items: list[Item], count: int) -> list[list[Item]]:
-    """Sorted by length, cut into `count` batches of about as many tokens each; none is empty."""
-    targets = np.array([s.target_lengths[i] for s, i in items])
+    """Sorted by length and cut into exactly `count` batches, of as few padded tokens each as that allows."""
     sources = np.array([s.source_lengths[i] for s, i in items])
-    order = np.lexsort((sources, targets))
-    sizes = np.maximum(sources, targets)[order]
-    middles = np.cumsum(sizes) - sizes / 2
-    which = np.minimum((middles * count / sizes.sum()).astype(np.int64), count - 1)
-    if len(np.unique(which)) < count:  # a sentence longer than a batch's share: by number instead
-        parts: Iterable[Array] = np.array_split(order, count)
-    else:
-        parts = np.split(order, np.flatnonzero(np.diff(which)) + 1)
-    return [[items[i] for i in part] for part in parts]
+    targets = np.array([s.target_lengths[i] for s, i in items])
+    longer = np.maximum(sources, targets)
+    order = np.lexsort((sources + targets, longer))  # by the longer side: half the padding of sorting by one of them
+    lengths = longer[order]
+
+    def edges(limit: int) -> list[int]:
+        """Where batches begin if none may have more than `limit` padded tokens."""
+        found, i = [0], 0
+        while i < len(lengths):
+            ahead = lengths[i : i + limit // int(lengths[i]) + 1]
+            i += max(1, int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), limit, "right")))
+            found.append(i)
+        return found
+
+    low, high = int(lengths.sum()) // count, int(lengths[-1]) * len(lengths)
+    while low < high:  # the smallest limit that needs no more batches than there may be
+        middle = (low + high) // 2
+        if len(edges(middle)) - 1 <= count:
+            high = middle
+        else:
+            low = middle + 1
+    cuts = edges(low)
+    while len(cuts) - 1 < count:  # rarely: halve the largest until there are enough
+        areas = [int(lengths[b - 1]) * (b - a) if b - a > 1 else 0 for a, b in pairwise(cuts)]
+        widest = int(np.argmax(areas))
+        cuts.insert(widest + 1, (cuts[widest] + cuts[widest + 1] + 1) // 2)
+    return [[items[k] for k in order[a:b]] for a, b in pairwise(cuts)]

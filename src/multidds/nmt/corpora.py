@@ -6,10 +6,12 @@ Yields (line number, source, target) and refuses what is not aligned or not UTF-
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .config import Data, Pair
 from .errors import UserError
@@ -53,7 +55,7 @@ def lines_of(path: Path) -> Iterator[str]:
                         f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}: {error.reason})."
                     ) from None
                 yield text.removesuffix("\n").removesuffix("\r")
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}).") from None
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file.") from None
@@ -82,11 +84,14 @@ def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Pat
         raise UserError(f"[data] {split}: {template!r} may hold {known}, and nothing else in braces.") from None
 
 
-def _opened(path: Path) -> IO[bytes]:
-    file = path.open("rb")
-    if file.peek(2)[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    return file
+@contextmanager
+def _opened(path: Path) -> Iterator[Iterable[bytes]]:
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            yield file
+        else:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked
 
 
 def _aligned(source: Path, target: Path) -> Iterator[tuple[int, str, str]]:

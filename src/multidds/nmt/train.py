@@ -61,11 +61,9 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
     """Train, or go on training, the run in `folder`."""
     run = Run(config, folder)
     at = run.progress
-    if at.finished:
-        return at
-    if at.step:
+    if at.step and not at.finished:
         show.line(f"going on after step {at.step}")
-    with stop_signals(show) as stop:
+    with contextlib.closing(run), stop_signals(show) as stop:
         while not at.finished:
             began = time.perf_counter()
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
@@ -88,7 +86,6 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
                 run.save()
             if stop.asked and not at.finished:
                 break
-    run.close()
     return at
 
 

@@ -1,0 +1,297 @@
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, multidds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multidds.nmt.config import parse_config
+from multidds.nmt.corpora import read_pairs
+from multidds.nmt.errors import UserError
+from multidds.nmt.prepare import END, Encoder, Prepared, load_model, prepare, tag_of
+
+PAIRS = [("a b", "x y"), ("c d", "z"), ("", "w"), ("e\u2028f\x85g", "v\x0bu")]
+
+
+def config(folder, **data):
+    table = {"data": {"folder": str(folder / "prepared"), "pairs": ["src-tgt"], "train": "", "dev": "", **data}}
+    return parse_config(table, "r.toml")
+
+
+def read(folder, **data):
+    settings = config(folder, **data)
+    return [(s, t) for _, s, t in read_pairs(settings.data, settings.data.pairs[0], "train")]
+
+
+def written(folder, name, text, compress):
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
+    return path
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_every_format_reads_the_same_pairs(tmp_path, compress):
+    written(tmp_path, "t.src", "".join(s + "\n" for s, _ in PAIRS), compress)
+    written(tmp_path, "t.tgt", "".join(t + "\n" for _, t in PAIRS), compress)
+    assert read(tmp_path, train=str(tmp_path / "t.{lang}")) == PAIRS
+    path = written(tmp_path, "t.tsv", "id\ttgt\tsrc\n" + "".join(f"1\t{t}\t{s}\n" for s, t in PAIRS), compress)
+    assert read(tmp_path, train=str(path), format="tsv") == PAIRS
+    path = written(tmp_path, "u.tsv", "".join(f"{s}\t{t}\n" for s, t in PAIRS), compress)
+    assert read(tmp_path, train=str(path), format="tsv", header=False) == PAIRS
+    assert read(tmp_path, train=str(path), format="tsv", header=False, columns={"src": 1, "tgt": 0}) == [
+        (t, s) for s, t in PAIRS
+    ]
+    path = written(tmp_path, "t.jsonl", "\n".join(json.dumps({"src": s, "tgt": t}) for s, t in PAIRS), compress)
+    assert read(tmp_path, train=str(path), format="jsonl") == PAIRS
+    nested = "\n".join(json.dumps({"translation": {"az": s, "en": t}}) for s, t in PAIRS)
+    path = written(tmp_path, "n.jsonl", nested, compress)
+    columns = {"src": "translation.az", "tgt": "translation.en"}
+    assert read(tmp_path, train=str(path), format="jsonl", columns=columns) == PAIRS
+
+
+def test_the_ted_release_leaves_out_missing_translations_and_knows_no_quotes(tmp_path):
+    rows = [
+        "talk_name\ten\taz\tbe",
+        'talk_1\t" Hello\tSalam\t__NULL__',
+        "talk_1\tWorld\t__NULL__\tSvet",
+        "talk_1\tBye\t_ _ NULL _ _\tPa",
+        "talk_2\tThanks\tSağ ol\t",
+    ]
+    path = written(tmp_path, "all_talks_train.tsv", "\n".join(rows) + "\n", False)
+    ted = {"train": str(path), "format": "ted", "columns": {"aze": "az", "bel": "be", "eng": "en"}}
+    assert read(tmp_path, pairs=["aze-eng"], **ted) == [("Salam", '" Hello'), ("Sağ ol", "Thanks")]
+    assert read(tmp_path, pairs=["eng-bel"], **ted) == [("World", "Svet"), ("Bye", "Pa")]
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "message"),
+    [
+        ({}, {"train": "{lang}"}, "src: there is no such file."),
+        ({"src": "a\n", "tgt": "a\nb\n"}, {"train": "{lang}"}, "src: has 1 lines, but"),
+        ({"src": b"ok\n\xff\n", "tgt": "a\nb\n"}, {"train": "{lang}"}, "src:2: not valid UTF-8 (byte 1:"),
+        ({"src": gzip.compress(b"a\n" * 999)[:-9], "tgt": "a\n" * 999}, {"train": "{lang}"}, "src: damaged gzip file"),
+        (
+            {"t": "a\tb\n"},
+            {"train": "t", "format": "tsv"},
+            "t:1: there is no column 'src' for 'src'; the header has 'a', 'b'",
+        ),
+        ({"t": "src\ttgt\na\n"}, {"train": "t", "format": "tsv"}, "t:2: has 1 columns, but the header has 2"),
+        ({"t": "a\n"}, {"train": "t", "format": "tsv", "header": False}, "t:1: has 1 columns, but column 2 is needed"),
+        ({"t": "a\tb\n"}, {"train": "t", "format": "tsv", "columns": {"src": 7}}, "there is no column 7 for 'src'"),
+        ({"t": "{\n"}, {"train": "t", "format": "jsonl"}, "t:1: not valid JSON"),
+        ({"t": '{"src": "a"}\n'}, {"train": "t", "format": "jsonl"}, "t:1: there is no text at 'tgt'"),
+        ({"t": '{"src": "a", "tgt": 3}\n'}, {"train": "t", "format": "jsonl"}, "t:1: there is no text at 'tgt'"),
+        ({"t": "[" * 100000}, {"train": "t", "format": "jsonl"}, "t:1: not valid JSON"),
+        ({"t": "a"}, {"train": "t"}, "aligned files need '{lang}' in their path"),
+        ({"t": "a"}, {"train": "{language}"}, "aligned files need '{lang}'"),
+        ({"t": "a"}, {"train": "{lang}{0}"}, "may hold {source}, {target}, {pair}, {lang}, {many}"),
+    ],
+)
+def test_bad_text_is_one_line_with_file_and_line_number(tmp_path, monkeypatch, files, data, message):
+    monkeypatch.chdir(tmp_path)
+    for name, content in files.items():
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as error:
+        read(tmp_path, **data)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60), st.sampled_from(["text", "tsv", "jsonl", "ted"]))
+def test_fuzzed_files_end_in_pairs_or_one_clear_line(tmp_path_factory, source, target, kind):
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "t.src").write_bytes(source)
+    (folder / "t.tgt").write_bytes(target)
+    try:
+        for s, t in read(folder, train=str(folder / ("t.{lang}" if kind == "text" else "t.src")), format=kind):
+            assert "\n" not in s + t
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+# ---------------------------------------------------------------------------------------------- preparing
+
+
+def parallel(folder, pairs=("ab-base", "cd-base"), lines=300, seed=0):
+    """Small aligned files, with a few pairs to drop."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(list("abcdefg"), 4)) for _ in range(60)]
+    for pair in pairs:
+        for split, count in (("train", lines), ("dev", 20), ("test", 15)):
+            texts = [" ".join(rng.choice(words, rng.integers(2, 7))) for _ in range(count)]
+            for lang in pair.split("-"):
+                (folder / f"{pair}.{split}.{lang}").write_text("".join(t + "\n" for t in texts), encoding="utf-8")
+    data = {split: str(folder / ("{pair}." + split + ".{lang}")) for split in ("train", "dev", "test")}
+    return {"folder": str(folder / "prepared"), "pairs": list(pairs), **data}
+
+
+def made(folder, vocabulary=None, **data):
+    table = {"data": {**parallel(folder), **data}, "vocabulary": {"size": 60, **(vocabulary or {})}}
+    return parse_config(table, "r.toml")
+
+
+def test_arrays_hold_the_text_and_the_manifest_counts_it(tmp_path):
+    settings = made(tmp_path)
+    source = tmp_path / "ab-base.train.ab"
+    lines = source.read_text().splitlines()
+    lines[3], lines[5] = "", "a" * 9 + " " + "abc " * 200
+    source.write_text("".join(line + "\n" for line in lines))
+    assert prepare(settings, processes=2)
+    ready = Prepared(settings)
+    counted = ready.manifest["pairs"]["ab-base"]["train"]
+    assert counted["pairs"] == 298
+    assert counted["dropped"] == {"empty side": 1, "too long": 1}
+    assert ready.manifest["pairs"]["ab-base"]["test"]["pairs"] == 15
+    tokens, offsets = ready.arrays("ab-base", "train", "source")
+    vocabulary = ready.vocabulary["source"]
+    kept = [line for i, line in enumerate(lines) if i not in (3, 5)]
+    for i in (0, 3, 100, 297):
+        pieces = [vocabulary[t] for t in tokens[offsets[i] : offsets[i + 1]]]
+        assert "".join(pieces).replace("▁", " ").strip() == kept[i]
+    assert counted["source tokens"] == len(tokens)
+    assert ready.test_lines("ab-base", "target") == (tmp_path / "ab-base.test.base").read_text().splitlines()
+
+
+def test_a_second_call_does_nothing_and_a_changed_file_or_setting_does(tmp_path):
+    settings = made(tmp_path)
+    assert prepare(settings)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "prepared").iterdir()}
+    assert not prepare(settings)
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "prepared").iterdir()} == before
+    first = Prepared(settings).fingerprint
+    with (tmp_path / "cd-base.dev.cd").open("a") as a, (tmp_path / "cd-base.dev.base").open("a") as b:
+        a.write("abc\n")
+        b.write("abc\n")
+    assert prepare(settings)
+    assert Prepared(settings).fingerprint != first
+    assert prepare(made(tmp_path, {"size": 50}))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["prepared"]
+
+
+def test_the_vocabulary_of_the_many_side_is_the_union_of_its_pieces(tmp_path):
+    settings = made(tmp_path)
+    prepare(settings)
+    ready = Prepared(settings)
+    models = {name: load_model(ready.folder, name) for name in ("ab", "cd", "base")}
+    pieces = {name: set(m.id_to_piece(list(range(m.get_piece_size())))) for name, m in models.items()}
+    assert set(ready.vocabulary["source"]) == pieces["ab"] | pieces["cd"]
+    assert set(ready.vocabulary["target"]) == pieces["base"]
+    assert ready.vocabulary["source"][:3] == ["<unk>", "<s>", "</s>"]
+    assert ready.vocabulary["source"].index("</s>") == END
+
+
+def test_one_to_many_has_tags_on_the_source_side_and_many_to_many_one_vocabulary(tmp_path):
+    data = parallel(tmp_path, ["base-ab", "base-cd"])
+    settings = parse_config({"data": data, "vocabulary": {"size": 60}}, "r.toml")
+    prepare(settings)
+    ready = Prepared(settings)
+    assert ready.vocabulary["source"][3:5] == [tag_of("ab"), tag_of("cd")]
+    assert tag_of("ab") not in ready.vocabulary["target"]
+    both = parallel(tmp_path, ["base-ab", "cd-base"])
+    settings = parse_config({"data": both, "vocabulary": {"size": 60}}, "r.toml")
+    prepare(settings)
+    ready = Prepared(settings)
+    assert ready.vocabulary["source"] == ready.vocabulary["target"]
+    assert {tag_of("ab"), tag_of("base")} <= set(ready.vocabulary["source"])
+
+
+def test_a_joint_model_serves_all_languages(tmp_path):
+    settings = made(tmp_path, {"kind": "joint", "size": 70})
+    prepare(settings)
+    ready = Prepared(settings)
+    assert ready.vocabulary["source"] == ready.vocabulary["target"]
+    assert len(ready.vocabulary["source"]) == 70
+    assert (ready.folder / "joint.spm.model").exists()
+
+
+def test_text_that_looks_like_a_tag_is_not_one(tmp_path):
+    data = parallel(tmp_path, ["base-ab", "base-cd"])
+    for lang in ("base", "ab"):
+        path = tmp_path / f"base-ab.train.{lang}"
+        path.write_text("".join(f"<2ab> {line}\n" for line in path.read_text().splitlines()))
+    settings = parse_config({"data": data, "vocabulary": {"size": 60}}, "r.toml")
+    prepare(settings)
+    ready = Prepared(settings)
+    encoder = Encoder.load(settings, ready.folder, "base", "source")
+    tags = {ready.vocabulary["source"].index(tag_of(language)) for language in ("ab", "cd")}
+    assert not tags & set(encoder.encode(["<2ab> abc <2cd>"])[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "vocabulary", "message"),
+    [
+        ({}, {"size": 5000}, "[vocabulary] size = 5000 is larger than the training text of "),
+        ({}, {"size": 16, "coverage": 1.0}, None),
+        ({"dev": "{pair}.none.{lang}"}, {}, "ab-base.none.ab: there is no such file."),
+        ({"max_length": 1}, {}, "no usable sentence pair for the"),
+    ],
+)
+def test_what_cannot_be_prepared_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, change, vocabulary, message):
+    monkeypatch.chdir(tmp_path)
+    settings = made(tmp_path, vocabulary, **change)
+    if message is None:
+        return
+    with pytest.raises(UserError) as error:
+        prepare(settings, processes=1)
+    assert message in str(error.value)
+    assert not (tmp_path / "prepared").exists()
+    assert not (tmp_path / "prepared.partial").exists()
+
+
+def test_an_empty_dev_set_is_refused(tmp_path):
+    settings = made(tmp_path)
+    for lang in ("ab", "base"):
+        (tmp_path / f"ab-base.dev.{lang}").write_text("")
+    with pytest.raises(UserError, match="no usable sentence pair for the dev set of 'ab-base'"):
+        prepare(settings, processes=1)
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path):
+    settings = made(tmp_path)
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and was not made by 'multidds prepare'"):
+        prepare(settings)
+    assert (tmp_path / "prepared" / "thesis.txt").read_text() == "mine"
+
+
+def test_damaged_arrays_are_refused_by_name(tmp_path):
+    settings = made(tmp_path)
+    prepare(settings)
+    path = tmp_path / "prepared" / "ab-base.train.source.bin"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(UserError, match=r"ab-base.train.source.bin: has \d+ tokens, expected \d+"):
+        Prepared(settings).arrays("ab-base", "train", "source")
+    (tmp_path / "prepared" / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="its manifest is damaged"):
+        Prepared(settings)
+
+
+def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
+    recipe = ROOT / "recipes" / "tiny.toml"
+    (tmp_path / "data").symlink_to(corpus / "data")
+    command = [sys.executable, "-m", "multidds", "prepare", recipe, "--set", f"data.folder={tmp_path}/out"]
+    for signal_ in (signal.SIGINT, signal.SIGKILL):
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        deadline = time.time() + 30
+        while not (tmp_path / "out.partial").exists() and process.poll() is None and time.time() < deadline:
+            time.sleep(0.005)
+        os.killpg(process.pid, signal_)
+        process.communicate()
+        assert not (tmp_path / "out").exists()
+    multidds(*command[3:], cwd=tmp_path)
+    assert (tmp_path / "out" / "manifest.json").exists()
+    assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,299 @@
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, multidds
+from toy_runs import SMALL, Silent, small_config
+
+from multidds.nmt import checkpoints
+from multidds.nmt.config import read_run
+from multidds.nmt.errors import UserError
+from multidds.nmt.train import Run, planned_sentences, prior_of, train
+
+TIMES = ("seconds", "tokens_per_second")
+
+
+def records(run):
+    lines = (run / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
+
+
+def tensors(run):
+    return checkpoints.read(checkpoints.listed(run)[-1])[0]
+
+
+def same_runs(a, b):
+    one, two = tensors(a), tensors(b)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert records(a) == records(b)
+    best = [checkpoints.read(run / "best.safetensors") for run in (a, b)]
+    assert best[0][1] == best[1][1]
+    assert all(torch.equal(best[0][0][name], best[1][0][name]) for name in best[0][0])
+
+
+@pytest.mark.parametrize("method", ["static", "multidds", "multidds-s", "moving-average"])
+@pytest.mark.parametrize("mixing", ["example", "batch"])
+def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_path, method, mixing):
+    config = small_config(corpus, monkeypatch, f"mixture.method={method}", f"train.mixing={mixing}", "train.tokens=200")
+    show = Silent()
+    at = train(config, tmp_path / "run", show)
+    assert (at.step, at.finished) == (12, "12 steps")
+    found = records(tmp_path / "run")
+    kinds = [(record["kind"], record["step"]) for record in found]
+    updates = [("update", 5), ("update", 10)] if method != "static" else []
+    assert sorted(kinds) == sorted([("step", s) for s in (3, 6, 9, 12)] + updates + [("validation", 12)])
+    for record in found:
+        if record["kind"] == "update":
+            assert set(record["mixture"]) == {"mirror-base", "shift-base"} == set(record["multidds-s"])
+            assert len(record["cosines"]) == len(record["cosines"][0]) == 2
+            assert set(record["passes"]) == set(config.data.names)
+            assert record["skipped"] is None
+        if record["kind"] == "validation":
+            mean = sum(record["dev_losses"].values()) / 2
+            assert record["mean"] == pytest.approx(mean)
+            assert record["perplexities"]["mirror-base"] == pytest.approx(math.exp(record["dev_losses"]["mirror-base"]))
+    assert (tmp_path / "run" / "best.safetensors").exists()
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("method", ["static", "multidds-s", "moving-average"])
+@pytest.mark.parametrize("mixing", ["example", "batch"])
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(corpus, monkeypatch, tmp_path, method, mixing):
+    """Cut off behind a checkpoint, with steps and records after it that are lost."""
+    config = small_config(
+        corpus, monkeypatch, f"mixture.method={method}", f"train.mixing={mixing}", "train.tokens=200",
+        "mixture.scorer.optimizer=adam", "mixture.priority=low",
+    )  # fmt: skip
+    train(config, tmp_path / "whole", Silent())
+    for stop in (6, 11):
+        run = Run(config, tmp_path / "cut")
+        at = run.progress
+        while at.step < stop:
+            batches, sentences, tokens = run.stream.next(run.steps_until_update())
+            run.step(batches, tokens)
+            at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
+            run.watch(batches, tokens, Silent())
+            if run.balancer is not None and (update := run.balancer.step()):
+                run.record_update(update, Silent())
+            if at.step % 4 == 0:
+                run.save()
+        run.records.flushed()
+        run.close()  # two or three steps are not in the checkpoint
+    train(config, tmp_path / "cut", Silent())
+    same_runs(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):
+    config = small_config(
+        corpus, monkeypatch, "train.max_steps=0", "train.max_epochs=4", "train.tokens=3000", "train.batch_tokens=3000",
+        "mixture.every=3", "mixture.priority=high", "mixture.switch_epoch=2", "train.lr=1e-9", "train.warmup=0",
+        "train.patience=3",
+    )  # fmt: skip
+    at = train(config, tmp_path / "run", Silent())
+    assert at.finished in ("4 epochs", "no better dev loss in 3 epochs")
+    found = records(tmp_path / "run")
+    validations = [record for record in found if record["kind"] == "validation"]
+    assert [record["epoch"] for record in validations] == list(range(1, len(validations) + 1))
+    switched = validations[1]["step"]
+    for record in found:
+        if record["kind"] == "update":
+            regular = len(set(record["weights"].values())) == 1
+            assert regular == (record["step"] <= switched)
+
+
+def test_a_finished_run_says_so_and_may_grow(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "train.max_steps=5")
+    train(config, tmp_path / "run", Silent())
+    before = tensors(tmp_path / "run")
+    assert train(config, tmp_path / "run", Silent()).finished == "5 steps"
+    assert all(torch.equal(before[name], tensor) for name, tensor in tensors(tmp_path / "run").items())
+    longer = small_config(corpus, monkeypatch, "train.max_steps=12")
+    assert train(longer, tmp_path / "run", Silent()).step == 12
+    train(longer, tmp_path / "straight", Silent())
+    for name, tensor in tensors(tmp_path / "straight").items():
+        assert torch.equal(tensor, tensors(tmp_path / "run")[name])
+
+
+def test_a_changed_config_is_refused_with_the_changed_keys(corpus, monkeypatch, tmp_path):
+    train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
+    changed = small_config(corpus, monkeypatch, "train.lr=1", "mixture.every=7", "train.log_every=1")
+    with pytest.raises(UserError, match=r"other settings: train\.lr, mixture\.every\. Choose another --run"):
+        train(changed, tmp_path / "run", Silent())
+    with pytest.raises(UserError, match=r"other settings: train\.max_steps"):
+        train(small_config(corpus, monkeypatch, "train.max_steps=3"), tmp_path / "run", Silent())
+
+
+def test_a_damaged_or_foreign_checkpoint_is_refused_and_the_one_before_offered(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "train.max_steps=8")
+    train(config, tmp_path / "run", Silent())
+    newest = checkpoints.listed(tmp_path / "run")[-1]
+    whole = newest.read_bytes()
+    longer = small_config(corpus, monkeypatch, "train.max_steps=12")
+    for damaged in (whole[: len(whole) // 2], b"", b"PK\x03\x04 something else entirely"):
+        newest.write_bytes(damaged)
+        with pytest.raises(
+            UserError, match=r"step-00000008.safetensors: is damaged \(.*Delete it to go on from step-00000004"
+        ):
+            train(longer, tmp_path / "run", Silent())
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, newest)
+    with pytest.raises(UserError, match="is not a checkpoint of multidds. Delete it to go on from"):
+        train(longer, tmp_path / "run", Silent())
+    newest.unlink()
+    train(longer, tmp_path / "run", Silent())
+    train(longer, tmp_path / "straight", Silent())
+    for name, tensor in tensors(tmp_path / "straight").items():
+        assert torch.equal(tensor, tensors(tmp_path / "run")[name])
+
+
+def test_checkpoints_are_kept_in_the_number_asked_for_and_hold_no_pickle(corpus, monkeypatch, tmp_path):
+    train(small_config(corpus, monkeypatch, "train.keep=3", "train.save_every=1"), tmp_path / "run", Silent())
+    names = [path.name for path in checkpoints.listed(tmp_path / "run")]
+    assert names == [f"step-{step:08}.safetensors" for step in (10, 11, 12)]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == names
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_pairs_and_the_last_good_checkpoint(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "train.save_every=2")
+    run = Run(config, tmp_path / "run")
+    run.close()
+    original = Run.step
+
+    def poisoned(self, batches, tokens):
+        if self.progress.step == 5:
+            with torch.no_grad():
+                self.model.encoder_norm.g.fill_(math.nan)
+        original(self, batches, tokens)
+
+    monkeypatch.setattr(Run, "step", poisoned)
+    with pytest.raises(UserError, match=r"step 6: the loss is nan on (mirror|shift)-base.*step-00000004\.safetensors"):
+        train(config, tmp_path / "run", Silent())
+    assert checkpoints.listed(tmp_path / "run")[-1].stem == "step-00000004"
+
+
+def test_bfloat16_and_accumulation_train(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "train.precision=bfloat16", "train.tokens=600", "train.max_steps=6")
+    assert train(config, tmp_path / "run", Silent()).step == 6
+
+
+def test_accumulating_gradients_is_the_same_as_one_large_batch(corpus, monkeypatch, tmp_path):
+    """Two halves of a step give the gradient of the whole: the mean over all tokens, not the mean of means."""
+    settings = ("model.dropout=0", "mixture.method=static", "train.clip=0")
+    config = small_config(corpus, monkeypatch, *settings)
+    gradients = []
+    for parts in (1, 3):
+        run = Run(config, tmp_path / str(parts))
+        from multidds.nmt.batches import assemble
+
+        items = [(run.data["shift-base"], i) for i in range(30)]
+        batches = [assemble(items[k::parts]) for k in range(parts)]
+        monkeypatch.setattr(run.optimizer, "step", lambda: None)
+        monkeypatch.setattr(run.optimizer, "zero_grad", lambda: None)
+        run.step(batches, sum(batch.tokens for batch in batches))
+        gradients.append(torch.cat([p.grad.reshape(-1) for p in run.model.parameters()]))
+        run.close()
+    assert torch.allclose(*gradients, atol=1e-5)
+
+
+def test_the_priors_are_those_of_the_core(corpus, monkeypatch, tmp_path):
+    data_of = {}
+    for prior, expected in (
+        ("proportional", [1 / 7, 6 / 7]),
+        ("uniform", [0.5, 0.5]),
+        ("temperature", [1 / (1 + 6 ** (1 / 5)), 6 ** (1 / 5) / (1 + 6 ** (1 / 5))]),
+    ):
+        config = small_config(corpus, monkeypatch, f"mixture.prior={prior}")
+        assert list(prior_of(config, {"mirror-base": 500, "shift-base": 3000}, data_of).probabilities.values()) == (
+            pytest.approx(expected)
+        )
+    explicit = small_config(
+        corpus, monkeypatch, "mixture.prior=explicit", "mixture.probabilities={mirror-base=3, shift-base=1}"
+    )
+    assert prior_of(explicit, {}, data_of)["mirror-base"] == 0.75
+    run = Run(small_config(corpus, monkeypatch, "mixture.prior=unimax", "mixture.max_passes=0.5"), tmp_path / "run")
+    run.close()
+    planned = planned_sentences(run.config, run.data)
+    assert run.mixture["mirror-base"] * planned <= 0.5 * 500 * 1.001
+
+
+def test_an_impossible_device_is_one_line(corpus, monkeypatch, tmp_path):
+    for device in ("cuda:7", "tpu", "meta:x"):
+        with pytest.raises(UserError, match=rf"\[train\] device = '{device}' cannot be used here"):
+            train(small_config(corpus, monkeypatch, f"train.device={device}"), tmp_path / "run", Silent())
+
+
+def test_a_folder_of_something_else_is_not_made_a_run(corpus, monkeypatch, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and is not a run; choose another --run"):
+        train(small_config(corpus, monkeypatch), tmp_path, Silent())
+
+
+def test_other_data_under_the_same_run_is_refused(corpus, monkeypatch, tmp_path):
+    train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
+    path = tmp_path / "run" / "config.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "data": "0" * 64}))
+    with pytest.raises(UserError, match="was started on other data than is in"):
+        train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
+    path.write_text("{}")
+    with pytest.raises(UserError, match="config.json: cannot be read"):
+        read_run(tmp_path / "run")
+
+
+# ---------------------------------------------------------------------------------------------- real processes
+
+
+def command(folder, *overrides):
+    sets = [part for override in (*SMALL, *overrides) for part in ("--set", override)]
+    return [sys.executable, "-m", "multidds", "train", str(ROOT / "recipes" / "tiny.toml"), "--run", str(folder), *sets]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tiny, tmp_path, number):
+    long = command(tmp_path / "run", "train.max_steps=100000", "train.max_epochs=100000")
+    process = subprocess.Popen(long, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith("step 9"):
+            break
+    process.send_signal(number)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, out
+    step = int(re.search(r"Stopped and saved after step (\d+)", out)[1])
+    assert "To go on: multidds train" in out
+    assert checkpoints.listed(tmp_path / "run")[-1].stem == f"step-{step:08}"
+
+
+def test_kill_9_at_random_moments_ten_times_changes_nothing(tiny, tmp_path):
+    settings = ("train.max_steps=150", "train.save_every=3", "mixture.every=10")
+    multidds(*command(tmp_path / "whole", *settings)[3:], cwd=tiny)
+    rng = random.Random(7)
+    kills = 0
+    while kills < 10:
+        process = subprocess.Popen(
+            command(tmp_path / "killed", *settings),
+            cwd=tiny,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        first = process.stdout.readline()  # "going on after step ..." or the first step
+        time.sleep(rng.uniform(0, 0.25))
+        if process.poll() is not None:
+            assert process.returncode == 0, first + process.stdout.read()
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    assert kills >= 5
+    multidds(*command(tmp_path / "killed", *settings)[3:], cwd=tiny)
+    same_runs(tmp_path / "whole", tmp_path / "killed")
