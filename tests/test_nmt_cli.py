@@ -44,7 +44,7 @@ def test_without_the_extra_the_command_is_one_line():
         ),
         (
             ["prepare", RECIPE, "--set", "data.train=\x1b[31m[bold]{lang}"],
-            "\\x1b[31m[bold]mirror: there is no such file.",
+            "\\x1b[31m[bold]base: there is no such file.",
         ),
     ],
 )
@@ -65,8 +65,8 @@ def test_control_characters_come_out_as_text():
 def test_a_dry_run_tells_what_would_be_done(tiny):
     out = multidds("train", RECIPE, "--run", "r", "--dry-run", cwd=tiny).stdout
     for part in (
-        '"batch_tokens": 1024', "many-to-one, ", " parameters", "steps per epoch", "memory: about", "an update every 25 steps",
-        "4 passes over 512 tokens", "τ = 1", "τ = 10", "uniform", "mirror-base", "14.29%",
+        '"batch_tokens": 1024', "many-to-one, ", " parameters", "steps per epoch", "memory: about",
+        "an update every 25 steps", "4 passes over 512 tokens", "τ = 1", "τ = 10", "uniform", "mirror-base", "14.29%",
     ):  # fmt: skip
         assert part in out, part
     assert not (tiny / "r").exists()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multidds.nmt.config import parse_config
-from multidds.nmt.corpora import read_pairs
+from multidds.nmt.corpora import files_of, read_pairs
 from multidds.nmt.errors import UserError
 from multidds.nmt.prepare import END, Encoder, Prepared, load_model, prepare, tag_of
 
@@ -58,6 +58,21 @@ def test_every_format_reads_the_same_pairs(tmp_path, compress):
     path = written(tmp_path, "n.jsonl", nested, compress)
     columns = {"src": "translation.az", "tgt": "translation.en"}
     assert read(tmp_path, train=str(path), format="jsonl", columns=columns) == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        (["aze-eng", "bel-eng"], ["aze", "bel"]),
+        (["eng-aze", "eng-bel"], ["aze", "bel"]),
+        (["aze-eng", "eng-bel"], ["aze", "bel"]),
+        (["aze-eng", "eng-aze"], ["aze", "aze"]),
+        (["aze-eng"], ["aze"]),
+    ],
+)
+def test_the_many_side_is_the_one_that_is_not_shared(tmp_path, pairs, expected):
+    data = config(tmp_path, pairs=pairs, train="{many}/{lang}").data
+    assert [files_of(data, pair, "train")[0].parent.name for pair in data.pairs] == expected
 
 
 def test_the_ted_release_leaves_out_missing_translations_and_knows_no_quotes(tmp_path):

@@ -67,6 +67,15 @@ def test_imports_point_one_way():
         assert imported <= MAY_IMPORT[name], f"{name} imports {imported - MAY_IMPORT[name]}"
 
 
+def test_the_application_uses_public_names_of_the_core_only():
+    for path in (SOURCES / "nmt").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("multidds"):
+                assert node.module == "multidds", f"{path.name}: {node.module}"
+                assert {alias.name for alias in node.names} <= set(multidds.__all__)
+            assert not (isinstance(node, ast.ImportFrom) and node.level > 1), path.name
+
+
 def test_no_file_shares_its_name_with_a_public_function():
     functions = {name for name in multidds.__all__ if callable(getattr(multidds, name))}
     assert not functions & MAY_IMPORT.keys()

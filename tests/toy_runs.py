@@ -31,10 +31,7 @@ def small_config(corpus, monkeypatch, *overrides, pairs=None):
     extra = []
     if pairs:
         folder = "data/made-up/" + "+".join(pairs)
-        template = "data/made-up/{%s}-base/{split}.{lang}" % ("target" if pairs[0].startswith("base") else "many")
         extra = ["data.pairs=[" + ", ".join(f'"{pair}"' for pair in pairs) + "]", f"data.folder={folder}"]
-        if len({pair.split("-")[1] for pair in pairs}) > 1:
-            extra += [f"data.{split}={template.replace('{split}', split)}" for split in ("train", "dev", "test")]
     config = load_config(ROOT / "recipes" / "tiny.toml", [*SMALL, *extra, *overrides])
     prepare(config, processes=2)
     return config

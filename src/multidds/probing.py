@@ -277,8 +277,10 @@ class Table:
         if self._sketcher is None:  # without a second copy of whole gradients
             table = [[dot([a], [b]) for b in columns] for a in rows]
             return torch.tensor(table, dtype=torch.float64, device="cpu")
-        with torch.autocast("cpu", enabled=False):
-            return (torch.stack(rows) @ torch.stack(columns).T).double()
+        stacked = torch.stack(rows)
+        with torch.autocast("cpu", enabled=False):  # a few columns at a time: not a copy of all
+            parts = [stacked @ torch.stack(columns[i : i + 64]).T for i in range(0, len(columns), 64)]
+        return torch.cat(parts, dim=1).double()
 
     def alignment(
         self, train_losses: dict[str, float], dev_losses: dict[str, float], names: Sequence[str]

@@ -74,8 +74,10 @@ def sha256(path: Path) -> str:
 
 
 def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Path:
-    """{source}, {target}, {pair}, {lang} as they say; {many} is the side that is not shared by all pairs."""
-    many = pair.source if len(data.targets) == 1 or len(data.sources) > 1 else pair.target
+    """{source}, {target}, {pair}, {lang} as they say; {many} is the side that is not the language all pairs share."""
+    shared = set.intersection(*({p.source, p.target} for p in data.pairs))
+    shared_one = data.pairs[0].target if len(shared) != 1 else shared.pop()
+    many = pair.target if pair.source == shared_one else pair.source
     values = {"source": pair.source, "target": pair.target, "pair": pair.name, "lang": lang, "many": many}
     try:
         return Path(template.format_map(values))

@@ -4,9 +4,7 @@ A run is one folder: config.json, records.jsonl, checkpoints/, best.safetensors,
 """
 
 import contextlib
-import json
 import math
-import platform
 import signal
 import time
 from collections.abc import Iterator
@@ -23,14 +21,11 @@ from multidds import Balancer, Mixture, Scorer, Update, rewards
 
 from . import checkpoints
 from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
-from .config import Config, changed_keys, read_run
+from .config import Config
 from .errors import UserError
 from .model import Transformer, summed_loss
 from .prepare import Prepared
-
-MAY_GROW = ("train.max_steps", "train.max_epochs")
-HARMLESS = ("train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
-            "translate.length_penalty", "translate.long_lines")  # fmt: skip
+from .run_folder import Records, check_run_folder, write_run_config
 
 
 class Display(Protocol):
@@ -136,8 +131,8 @@ class Run:
         offset = 0
         if found is not None:
             offset = self._load(*found)
-        elif self.rank == 0:
-            start_run_folder(config, folder, prepared)
+        if self.rank == 0:
+            write_run_config(config, folder, prepared)
         self.records = Records(folder, offset, self.progress.step) if self.rank == 0 else None
 
     # ------------------------------------------------------------------------------------------ a step
@@ -403,38 +398,6 @@ class Run:
             self.records.close()
 
 
-class Records:
-    """records.jsonl and TensorBoard. A resumed run cuts both back to its checkpoint."""
-
-    def __init__(self, folder: Path, offset: int, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        path = folder / "records.jsonl"
-        path.touch()
-        self._file = path.open("r+", encoding="utf-8", newline="\n")
-        self._file.truncate(offset)
-        self._file.seek(0, 2)
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-
-    def write(self, kind: str, step: int, facts: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")
-        for key, value in facts.items():
-            if isinstance(value, (int, float)):
-                self._board.add_scalar(f"{kind}/{key}", value, step)
-            elif isinstance(value, dict):
-                for name, number in value.items():
-                    if isinstance(number, (int, float)):
-                        self._board.add_scalar(f"{key}/{name}", number, step)
-
-    def flushed(self) -> int:
-        self._file.flush()
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-        self._board.close()
-
-
 # ---------------------------------------------------------------------------------------------- making the parts
 
 
@@ -487,45 +450,6 @@ def device_of(config: Config) -> torch.device:
         first = str(error).splitlines()[0]
         raise UserError(f"[train] device = {wanted!r} cannot be used here: {first}") from None
     return device
-
-
-# ---------------------------------------------------------------------------------------------- the run folder
-
-
-def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
-    """A folder that does not exist, is empty, or holds this very run."""
-    path = folder / "config.json"
-    if not path.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder}: is not empty and is not a run; choose another --run.")
-        return
-    old, facts = read_run(folder)
-    changed = [key for key in changed_keys(old, config) if key not in HARMLESS]
-    for key in MAY_GROW:
-        if key in changed:
-            section, name = key.split(".")
-            before, now = (getattr(getattr(c, section), name) for c in (old, config))
-            if now == 0 or (before and now >= before):
-                changed.remove(key)
-    if changed:
-        raise UserError(
-            f"{folder}: was started with other settings: {', '.join(changed)}. Choose another --run, or undo the "
-            "change; only train.max_steps and train.max_epochs may grow."
-        )
-    if facts["data"] != prepared.fingerprint:
-        raise UserError(f"{folder}: was started on other data than is in {prepared.folder} now; choose another --run.")
-
-
-def start_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
-    facts = {
-        "config": json.loads(config.model_dump_json()),
-        "data": prepared.fingerprint,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "config.json.partial"
-    partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / "config.json")
 
 
 # ---------------------------------------------------------------------------------------------- stopping

@@ -12,7 +12,6 @@ from typing import Any
 
 import ctranslate2
 import numpy as np
-from ctranslate2.specs import TransformerSpec, common_spec
 
 from . import checkpoints
 from .config import Config, read_run
@@ -156,8 +155,10 @@ def _chosen(option: str, wanted: str | None, known: tuple[str, ...]) -> str:
 # ---------------------------------------------------------------------------------------------- conversion
 
 
-def _spec(config: Config, tensors: dict[str, Any]) -> TransformerSpec:
+def _spec(config: Config, tensors: dict[str, Any]) -> Any:
     """The checkpoint as CTranslate2 describes it. ScaleNorm is RMSNorm with the constant weight g / sqrt(D)."""
+    from ctranslate2.specs import TransformerSpec  # it imports torch where there is one
+
     settings = config.model
     scale = settings.norm == "scale"
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
@@ -170,10 +171,10 @@ def _spec(config: Config, tensors: dict[str, Any]) -> TransformerSpec:
     spec.config.add_source_eos = True
     positions = _sinusoids(POSITIONS, settings.width)
 
-    def linear(into: common_spec.LinearSpec, name: str) -> None:
+    def linear(into: Any, name: str) -> None:
         into.weight, into.bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
 
-    def norm(into: common_spec.LayerNormSpec, name: str) -> None:
+    def norm(into: Any, name: str) -> None:
         if scale:
             into.gamma = np.full(settings.width, weights[f"{name}.g"] / np.sqrt(settings.width), dtype=np.float32)
         else:

@@ -1,0 +1,85 @@
+"""The folder of a run: whether it may be used, its config.json, its records and TensorBoard."""
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import Config, changed_keys, read_run
+from .errors import UserError
+from .prepare import Prepared
+
+_PARTIAL = "config.json.partial"
+MAY_GROW = ("train.max_steps", "train.max_epochs")
+HARMLESS = ("train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
+            "translate.length_penalty", "translate.long_lines")  # fmt: skip
+
+
+def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
+    """A folder that does not exist, is empty, or holds this very run."""
+    path = folder / "config.json"
+    if not path.exists():
+        if folder.exists() and (not folder.is_dir() or any(p.name != _PARTIAL for p in folder.iterdir())):
+            raise UserError(f"{folder}: is not empty and is not a run; choose another --run.")
+        return
+    old, facts = read_run(folder)
+    changed = [key for key in changed_keys(old, config) if key not in HARMLESS]
+    for key in MAY_GROW:
+        if key in changed:
+            section, name = key.split(".")
+            before, now = (getattr(getattr(c, section), name) for c in (old, config))
+            if now == 0 or (before and now >= before):
+                changed.remove(key)
+    if changed:
+        raise UserError(
+            f"{folder}: was started with other settings: {', '.join(changed)}. Choose another --run, or undo the "
+            "change; only train.max_steps and train.max_epochs may grow."
+        )
+    if facts["data"] != prepared.fingerprint:
+        raise UserError(f"{folder}: was started on other data than is in {prepared.folder} now; choose another --run.")
+
+
+def write_run_config(config: Config, folder: Path, prepared: Prepared) -> None:
+    facts = {
+        "config": json.loads(config.model_dump_json()),
+        "data": prepared.fingerprint,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / _PARTIAL
+    partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder / "config.json")
+
+
+class Records:
+    """records.jsonl and TensorBoard. A resumed run cuts both back to its checkpoint."""
+
+    def __init__(self, folder: Path, offset: int, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = folder / "records.jsonl"
+        path.touch()
+        self._file = path.open("r+", encoding="utf-8", newline="\n")
+        self._file.truncate(offset)
+        self._file.seek(0, 2)
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, kind: str, step: int, facts: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")
+        for key, value in facts.items():
+            if isinstance(value, (int, float)):
+                self._board.add_scalar(f"{kind}/{key}", value, step)
+            elif isinstance(value, dict):
+                for name, number in value.items():
+                    if isinstance(number, (int, float)):
+                        self._board.add_scalar(f"{key}/{name}", number, step)
+
+    def flushed(self) -> int:
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
