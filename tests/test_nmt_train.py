@@ -297,3 +297,18 @@ def test_kill_9_at_random_moments_ten_times_changes_nothing(tiny, tmp_path):
     assert kills >= 5
     multidds(*command(tmp_path / "killed", *settings)[3:], cwd=tiny)
     same_runs(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_run_has_one_writer(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch)
+    first = Run(config, tmp_path / "run")
+    with pytest.raises(UserError, match="run: is being trained by another process"):
+        Run(config, tmp_path / "run")
+    first.close()
+    assert train(config, tmp_path / "run", Silent()).finished
+
+
+def test_the_config_of_a_run_follows_what_may_grow(corpus, monkeypatch, tmp_path):
+    train(small_config(corpus, monkeypatch, "train.max_steps=2"), tmp_path / "run", Silent())
+    train(small_config(corpus, monkeypatch, "train.max_steps=3"), tmp_path / "run", Silent())
+    assert read_run(tmp_path / "run")[0].train.max_steps == 3

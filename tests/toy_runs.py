@@ -24,6 +24,8 @@ class Silent:
     def line(self, text):
         self.lines.append(text)
 
+    log = line
+
 
 def small_config(corpus, monkeypatch, *overrides, pairs=None):
     """recipes/tiny.toml, smaller; prepared. Relative paths lead into the corpus."""

@@ -229,6 +229,8 @@ class Plain:
     def line(self, text: str) -> None:
         print(clean(text), flush=True)
 
+    log = line
+
 
 class Terminal:
     """A bar with speed, loss, mixture and the time left."""
@@ -246,7 +248,11 @@ class Terminal:
 
     def progress(self, fraction: float, facts: dict[str, Any]) -> None:
         self._facts |= facts
-        shown = [f"{key} {value:,.3g}" for key, value in self._facts.items() if isinstance(value, float)]
+        shown = [
+            f"{key} {value:,.0f}" if value >= 1000 else f"{key} {value:.3g}"
+            for key, value in self._facts.items()
+            if isinstance(value, float)
+        ]
         if "mixture" in self._facts:
             largest = sorted(self._facts["mixture"].items(), key=lambda item: -item[1])[:4]
             shown.append(" ".join(f"{name} {p:.0%}" for name, p in largest))
@@ -255,6 +261,9 @@ class Terminal:
 
     def line(self, text: str) -> None:
         self._progress.console.print(clean(text), markup=False, highlight=False)
+
+    def log(self, text: str) -> None:
+        pass  # the bar shows it
 
 
 if __name__ == "__main__":

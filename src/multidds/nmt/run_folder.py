@@ -1,5 +1,6 @@
 """The folder of a run: whether it may be used, its config.json, its records and TensorBoard."""
 
+import contextlib
 import json
 import platform
 from pathlib import Path
@@ -62,9 +63,23 @@ class Records:
         path = folder / "records.jsonl"
         path.touch()
         self._file = path.open("r+", encoding="utf-8", newline="\n")
+        self._lock(folder)
         self._file.truncate(offset)
         self._file.seek(0, 2)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def _lock(self, folder: Path) -> None:
+        """One writer: a second process is refused. The lock ends with the process, however it ends."""
+        with contextlib.suppress(ImportError):  # not on Windows
+            import fcntl
+
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.close()
+                raise UserError(f"{folder}: is being trained by another process.") from None
+            except OSError:
+                pass  # a file system without locks
 
     def write(self, kind: str, step: int, facts: dict[str, Any]) -> None:
         self._file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")

@@ -35,6 +35,9 @@ class Display(Protocol):
 
     def line(self, text: str) -> None: ...
 
+    def log(self, text: str) -> None:
+        """A routine line, which a display with a bar may leave out."""
+
 
 @dataclass
 class Progress:
@@ -181,7 +184,7 @@ class Run:
             lr = self.optimizer.param_groups[0]["lr"]
             self._record("step", {"loss": loss, "lr": lr, "tokens": at.tokens, "tokens_per_second": speed})
             show.progress(fraction, {"tokens/s": speed})
-            show.line(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
+            show.log(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
 
     def _check_losses(self) -> float:
         """The loss per token of the newest step; a UserError if one of the recent ones was not finite."""
