@@ -219,7 +219,7 @@ def test_the_priors_are_those_of_the_core(corpus, monkeypatch, tmp_path):
     explicit = small_config(
         corpus, monkeypatch, "mixture.prior=explicit", "mixture.probabilities={mirror-base=3, shift-base=1}"
     )
-    assert prior_of(explicit, {}, data_of)["mirror-base"] == 0.75
+    assert prior_of(explicit, {"mirror-base": 500, "shift-base": 3000}, data_of)["mirror-base"] == 0.75
     run = Run(small_config(corpus, monkeypatch, "mixture.prior=unimax", "mixture.max_passes=0.5"), tmp_path / "run")
     run.close()
     planned = planned_sentences(run.config, run.data)

@@ -413,9 +413,8 @@ def model_of(config: Config, prepared: Prepared) -> Transformer:
 def prior_of(config: Config, sizes: dict[str, int], data: dict[str, Sentences]) -> Mixture:
     settings = config.mixture
     if settings.prior == "explicit":
-        return Mixture.proportional(settings.probabilities) if all(settings.probabilities.values()) else Mixture(
-            {name: p / math.fsum(settings.probabilities.values()) for name, p in settings.probabilities.items()}
-        )  # fmt: skip
+        total = math.fsum(settings.probabilities.values())
+        return Mixture({name: settings.probabilities[name] / total for name in sizes})
     if settings.prior == "temperature":
         return Mixture.temperature(sizes, settings.temperature)
     if settings.prior == "uniform":
