@@ -1,6 +1,5 @@
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from toy_runs import small_config
@@ -157,11 +156,24 @@ def test_a_validation_sees_every_sentence_once_within_its_budget(data):
 def test_a_probe_batch_has_about_its_tokens_and_is_a_function_of_the_generator(data):
     draw = probe_batches(data["shift-base"], 300)
     first, again, other = (draw(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first.source, again.source)
-    assert first.source.shape != other.source.shape or not torch.equal(first.source, other.source)
-    sizes = [draw(torch.Generator().manual_seed(seed)) for seed in range(50)]
-    lengths = [b.source.numel() if b.source_mask is None else int(b.source_mask.sum()) for b in sizes]
-    assert 200 < np.mean(lengths) <= 310
+    assert [b.source.tolist() for b in first] == [b.source.tolist() for b in again]
+    assert [b.source.tolist() for b in first] != [b.source.tolist() for b in other]
+    draw = probe_batches(data["shift-base"], 3000)
+    for seed in range(10):
+        parts = draw(torch.Generator().manual_seed(seed))
+        real = sum(b.source.numel() if b.source_mask is None else int(b.source_mask.sum()) for b in parts)
+        padded = sum(max(b.source.numel(), b.target_in.numel()) for b in parts)
+        assert 2500 < real <= 3000
+        assert padded < 1.25 * 3000  # in parts of similar lengths; one tensor would be twice as large
+
+
+def test_pools_before_an_update_are_about_equal(data):
+    stream = stream_of(data, pool=6)
+    lengths = []
+    for step in range(13):
+        stream.next(13 - step)
+        lengths.append(len(stream._steps))
+    assert lengths == [5] * 5 + [4] * 8
 
 
 def test_the_tag_stands_at_the_head_of_the_source_in_one_to_many(corpus, monkeypatch):

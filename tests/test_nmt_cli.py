@@ -37,6 +37,7 @@ def test_without_the_extra_the_command_is_one_line():
         (["prepare", "no.toml"], "multidds: no.toml: there is no such file."),
         (["train", RECIPE, "--run", "r", "--set", "train.max_step=1"], "Did you mean 'max_steps'?"),
         (["train", RECIPE, "--run", "r", "--set", "data.folder=nothing"], "nothing: nothing is prepared there; run"),
+        (["prepare", RECIPE, "--set", "data.folder=."], "is the current folder"),
         (["evaluate", "nothing"], "multidds: nothing: is not a run"),
         (
             ["prepare", RECIPE, "--set", "data.folder=\x1b[31mred", "--set", "data.train=x{lang}"],
@@ -64,6 +65,7 @@ def test_control_characters_come_out_as_text():
 
 def test_a_dry_run_tells_what_would_be_done(tiny):
     out = multidds("train", RECIPE, "--run", "r", "--dry-run", cwd=tiny).stdout
+    assert multidds("train", RECIPE, "--dry-run", cwd=tiny).stdout == out  # --run may be left out
     for part in (
         '"batch_tokens": 1024', "many-to-one, ", " parameters", "steps per epoch", "memory: about",
         "an update every 25 steps", "4 passes over 512 tokens", "τ = 1", "τ = 10", "uniform", "mirror-base", "14.29%",

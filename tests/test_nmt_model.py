@@ -114,6 +114,21 @@ def test_the_decoder_is_tied_and_the_encoder_apart():
     assert sum(p.numel() for p in names.values()) == sum(t.numel() for t in model.state_dict().values())
 
 
+def test_every_part_of_a_projection_is_initialised_for_itself():
+    torch.manual_seed(0)
+    model = Transformer(20, 30, 12, **{**SETTINGS, "width": 128})
+    layer = model.decoder[0]
+    bound = math.sqrt(6 / (128 + 128))
+    for weight, parts, gain in (
+        (layer.self_attention.query_key_value.weight, 3, 2**-0.5),
+        (layer.cross_attention.key_value.weight, 2, 2**-0.5),
+        (layer.cross_attention.query.weight, 1, 2**-0.5),
+        (layer.cross_attention.out.weight, 1, 1.0),
+    ):
+        for part in weight.chunk(parts):
+            assert 0.98 * gain * bound < part.abs().max().item() <= gain * bound
+
+
 def test_layer_norm_is_an_option():
     model = Transformer(20, 30, 12, **{**SETTINGS, "norm": "layer"})
     assert isinstance(model.encoder_norm, nn.LayerNorm)

@@ -276,9 +276,43 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path):
     settings = made(tmp_path)
     (tmp_path / "prepared").mkdir()
     (tmp_path / "prepared" / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not empty and was not made by 'multidds prepare'"):
+    for manifest in (None, "{}", '{"layout": 2, "fingerprint": "x", "files": {}}'):
+        if manifest:
+            (tmp_path / "prepared" / "manifest.json").write_text(manifest)
+        with pytest.raises(UserError, match="which 'multidds prepare' did not make; choose another"):
+            prepare(settings)
+        assert (tmp_path / "prepared" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_missing_array_is_made_again_and_other_settings_are_named(tmp_path):
+    settings = made(tmp_path)
+    prepare(settings)
+    (tmp_path / "prepared" / "ab-base.train.source.bin").unlink()
+    assert prepare(settings)
+    assert Prepared(settings).arrays("ab-base", "train", "source")
+    with pytest.raises(UserError, match=r"was prepared with other settings \(data.max_length, vocabulary.kind\)"):
+        Prepared(made(tmp_path, {"kind": "joint"}, max_length=10))
+
+
+def test_a_link_stays_a_link_and_the_current_folder_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "prepared").symlink_to(tmp_path / "disk")
+    settings = made(tmp_path)
+    assert prepare(settings)
+    assert not prepare(settings)
+    assert (tmp_path / "prepared").is_symlink()
+    assert (tmp_path / "disk" / "manifest.json").exists()
+    monkeypatch.chdir(tmp_path / "prepared")
+    with pytest.raises(UserError, match="is the current folder"):
         prepare(settings)
-    assert (tmp_path / "prepared" / "thesis.txt").read_text() == "mine"
+
+
+def test_an_empty_training_file_is_named(tmp_path):
+    settings = made(tmp_path)
+    for lang in ("ab", "base"):
+        (tmp_path / f"ab-base.train.{lang}").write_text("")
+    with pytest.raises(UserError, match="ab-base.train.ab, .*: no training text of 'ab'"):
+        prepare(settings, processes=1)
 
 
 def test_damaged_arrays_are_refused_by_name(tmp_path):

@@ -176,9 +176,25 @@ def test_a_loss_that_is_not_finite_stops_with_step_pairs_and_the_last_good_check
         original(self, batches, tokens)
 
     monkeypatch.setattr(Run, "step", poisoned)
-    with pytest.raises(UserError, match=r"step 6: the loss is nan on (mirror|shift)-base.*step-00000004\.safetensors"):
+    with pytest.raises(UserError, match=r"step 6: the loss or its gradient is not finite on .*-00000004\.safetensors"):
         train(config, tmp_path / "run", Silent())
     assert checkpoints.listed(tmp_path / "run")[-1].stem == "step-00000004"
+
+
+def test_a_checkpoint_that_the_step_before_may_have_spoilt_is_not_called_good(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "train.save_every=1", "train.keep=9", "train.lr=1e6", "train.warmup=0")
+    with pytest.raises(UserError) as error:
+        train(config, tmp_path / "run", Silent())
+    found = re.search(r"step (\d+): the loss or its gradient is not finite .*step-(\d+)\.safetensors", str(error.value))
+    assert int(found[2]) == int(found[1]) - 2
+
+
+def test_lost_records_are_not_filled_with_zeros(corpus, monkeypatch, tmp_path):
+    train(small_config(corpus, monkeypatch, "train.max_steps=5"), tmp_path / "run", Silent())
+    (tmp_path / "run" / "records.jsonl").unlink()
+    train(small_config(corpus, monkeypatch, "train.max_steps=9"), tmp_path / "run", Silent())
+    assert b"\0" not in (tmp_path / "run" / "records.jsonl").read_bytes()
+    assert records(tmp_path / "run")[-1]["kind"] == "validation"
 
 
 def test_bfloat16_and_accumulation_train(corpus, monkeypatch, tmp_path):

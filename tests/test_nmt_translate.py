@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from multidds.nmt.batches import Sentences, assemble
 from multidds.nmt.config import read_run
 from multidds.nmt.errors import UserError
 from multidds.nmt.evaluate import compare
-from multidds.nmt.prepare import Prepared
+from multidds.nmt.prepare import Encoder, Prepared
 from multidds.nmt.train import model_of, train
 from multidds.nmt.translate import Translator
 
@@ -96,9 +97,6 @@ def test_long_lines_are_split_or_refused_and_never_cut(tiny, monkeypatch):
         assert len(parts) > 1
         assert [piece for part in parts for piece in part] == translator.tokens(text, "shift", "base")
         assert all(0 < len(part) <= 60 for part in parts)
-    assert all(
-        part[-1].endswith(".") for part in list(translator._parts(line.replace(" ", ". "), "shift", "base"))[:-1]
-    )
     assert all(part[0].startswith("▁") for part in translator._parts(line, "shift", "base"))
     done = multidds("translate", "runs/tiny", "--from", "shift", cwd=tiny, input=line + "\n")
     assert len(done.stdout.splitlines()) == 1
@@ -114,10 +112,10 @@ def test_long_lines_are_split_or_refused_and_never_cut(tiny, monkeypatch):
     ("arguments", "message"),
     [
         (["runs/tiny"], "--from is needed: one of mirror, shift."),
-        (["runs/tiny", "--from", "xx"], "--from xx: the model does not have that language; there are mirror, shift."),
+        (["runs/tiny", "--from", "xx"], "--from xx: the model was not trained for that; there are mirror, shift."),
         (
             ["runs/tiny", "--from", "shift", "--to", "xx"],
-            "--to xx: the model does not have that language; there are base",
+            "--to xx: the model was not trained for that; there are base",
         ),
         (["runs/nothing", "--from", "shift"], "runs/nothing: is not a run (there is no config.json)."),
         (["runs/tiny", "--from", "shift", "--long-lines", "cut"], "--long-lines cut: expected 'split' or 'refuse'."),
@@ -193,6 +191,61 @@ def test_significance_is_that_of_sacrebleu_itself(tiny, monkeypatch):
         theirs = json.loads(out)[1]["BLEU"]
         assert round(both["bleu"], 1) == pytest.approx(float(theirs["score"]), abs=0.051)
         assert both["p"] == pytest.approx(theirs["p_value"], abs=1e-3)
+
+
+def test_translation_reads_the_very_tokens_of_training(tiny, monkeypatch):
+    """Also for letters that one language's model does not know and another's does."""
+    monkeypatch.chdir(tiny)
+    config, _ = read_run(tiny / "runs" / "tiny")
+    prepared = Prepared(config)
+    translator = Translator(tiny / "runs" / "tiny", threads=1)
+    for language in ("mirror", "shift"):
+        encoder = Encoder.load(config, prepared.folder, language, "source")
+        for text in ("ma zz ab", "abc\u0436 </s> <s>", "<2base> \u2581", *words_of(tiny, language)):
+            expected = [prepared.vocabulary["source"][i] for i in encoder.encode([text])[0]]
+            assert translator.tokens(text, language, "base") == expected
+
+
+def words_of(tiny, language):
+    return (tiny / "data" / "made-up" / f"{language}-base" / f"test.{language}").read_text().splitlines()[:20]
+
+
+def test_a_run_can_be_moved_and_translates_without_its_data(tiny, tmp_path):
+    shutil.copytree(tiny / "runs" / "tiny", tmp_path / "moved", ignore=shutil.ignore_patterns("export"))
+    line = words_of(tiny, "shift")[0]
+    there, here = (
+        multidds("translate", run, "--from", "shift", cwd=cwd, input=line).stdout
+        for run, cwd in ((tmp_path / "moved", tmp_path), ("runs/tiny", tiny))
+    )
+    assert there == here
+
+
+def test_a_refused_line_has_its_number_also_far_down(tiny):
+    lines = ["b"] * 1200 + ["b " * 200]
+    done = multidds(
+        "translate",
+        "runs/tiny",
+        "--from",
+        "shift",
+        "--long-lines",
+        "refuse",
+        cwd=tiny,
+        input="\n".join(lines),
+        check=False,
+    )
+    assert "standard input:1201: has more than 60 tokens" in done.stderr
+
+
+def test_only_trained_directions_are_taken(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "train.max_steps=2", pairs=["mirror-base", "base-mirror"])
+    train(config, tmp_path / "run", Silent())
+    translator = Translator(tmp_path / "run", threads=1)
+    assert translator.direction("mirror", None) == ("mirror", "base")
+    assert translator.direction(None, "mirror") == ("base", "mirror")
+    with pytest.raises(UserError, match="--from mirror: the model was not trained for that; there are base"):
+        translator.direction("mirror", "mirror")
+    with pytest.raises(UserError, match="--from is needed: one of mirror, base"):
+        translator.direction(None, None)
 
 
 def test_evaluating_again_uses_what_is_there(tiny):

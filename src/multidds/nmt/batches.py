@@ -68,6 +68,7 @@ class Sentences:
 
 
 Item = tuple[Sentences, int]
+_PROBE_PART = 512  # tokens
 
 
 def assemble(items: list[Item]) -> Batch:
@@ -116,14 +117,18 @@ def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:
     yield assemble(items)
 
 
-def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generator], Batch]:
-    """A source of probe batches of about `tokens` tokens: sentences drawn with replacement."""
+def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generator], list[Batch]]:
+    """A source of probe batches of about `tokens` tokens: sentences drawn with replacement.
+
+    A probe batch comes in parts of similar lengths: unsorted sentences in one tensor would be mostly padding.
+    """
     draws = max(1, round(2 * tokens / float(sentences.lengths.mean())) + 1)
 
-    def draw(generator: torch.Generator) -> Batch:
-        indices = torch.randint(len(sentences), (draws,), generator=generator).numpy()
+    def draw(generator: torch.Generator) -> list[Batch]:
+        indices = torch.randint(len(sentences), (draws,), generator=generator, device="cpu").numpy()
         total = np.cumsum(sentences.lengths[indices])
-        return assemble([(sentences, int(i)) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]])
+        items = [(sentences, int(i)) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]]
+        return [assemble(part) for part in _cut(items, min(len(items), -(-tokens // _PROBE_PART)))]
 
     return draw
 
@@ -165,7 +170,8 @@ class Stream:
         `steps_left`: how many steps, this one included, may still be drawn with the mixture of this moment.
         """
         if self._taken == len(self._steps):
-            self._fill(min(self._pool, steps_left))
+            pools = -(-steps_left // self._pool)  # as equal as can be: a stub would be mostly padding
+            self._fill(-(-steps_left // pools))
         step = self._steps[self._taken]
         self._taken += 1
         sentences = sum(len(items) for items in step)

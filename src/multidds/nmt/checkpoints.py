@@ -22,7 +22,7 @@ def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> N
     try:
         metadata = {"format": FORMAT, "state": json.dumps(state)}
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
-        partial.chmod(0o644)  # safetensors makes files that only their owner can read
+        partial.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -48,10 +48,26 @@ def read(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, A
         raise UserError(f"{path}: is damaged ({error}).") from None
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """The JSON beside the tensors, without reading them."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            state: dict[str, Any] = json.loads((file.metadata() or {})["state"])
+            return state
+    except (SafetensorError, ValueError, OSError, KeyError) as error:
+        raise UserError(f"{path}: is damaged ({error}).") from None
+
+
+def step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
 def listed(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     found = [path for path in (run / "checkpoints").glob("step-*.safetensors") if re.fullmatch(r"step-\d+", path.stem)]
-    return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
+    return sorted(found, key=step_of)
 
 
 def newest(run: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -71,3 +87,9 @@ def prune(run: Path, keep: int) -> None:
         path.unlink(missing_ok=True)
     for path in (run / "checkpoints").glob("*.partial"):
         path.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,7 +1,9 @@
 """The commands, one screen each. A user's mistake is one line and exit code 2; heavy imports wait for their command."""
 
 import os
+import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,11 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         err.print(f"multidds: {clean(where)}{clean(error.strerror or str(error))}", markup=False, highlight=False)
         raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        err.print("multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.")
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         err.print("multidds: stopped.")
         raise SystemExit(130) from None
@@ -52,7 +59,7 @@ def clean(text: str) -> str:
 def prepare(
     recipe: Recipe,
     set_: Set = [],  # noqa: B006
-    processes: Annotated[int, typer.Option(help="Processes at once; 0: one per core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Processes at once; 0: one per core.")] = 0,
 ) -> None:
     """Learn vocabularies and turn text into token arrays. Does nothing where nothing has changed."""
     from .config import load_config
@@ -65,7 +72,7 @@ def prepare(
     prepared = Prepared(config)
     table = Table("pair", "train", "dev", "test", "dropped", title=escape(clean(str(config.data.folder))))
     for name, splits in prepared.manifest["pairs"].items():
-        dropped = {reason: n for split in ("train", "dev") for reason, n in splits[split]["dropped"].items() if n}
+        dropped = Counter(splits["train"]["dropped"]) + Counter(splits["dev"]["dropped"])
         cells = [f"{splits[split]['pairs']:,}" if split in splits else "-" for split in ("train", "dev", "test")]
         table.add_row(name, *cells, ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "-")
     out.print(table)
@@ -78,11 +85,13 @@ def prepare(
 @app.command()
 def train(
     recipe: Recipe,
-    run: Annotated[Path, typer.Option(help="The folder of the run; the same command again goes on with it.")],
+    run: Annotated[
+        Path | None, typer.Option(help="The folder of the run; by default runs/ and the recipe's name.")
+    ] = None,
     set_: Set = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
 ) -> None:
-    """Train a model, or go on with a run that was stopped."""
+    """Train a model. The same command again goes on with a run that was stopped."""
     from .config import load_config
 
     config = load_config(recipe, set_)
@@ -93,16 +102,17 @@ def train(
         return
     from .train import train as start
 
-    again = f"multidds train {recipe} --run {run}" + "".join(f" --set '{part}'" for part in set_)
+    run = run or Path("runs") / recipe.stem
+    again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *(p for s in set_ for p in ("--set", s))])
     with Terminal() if out.is_terminal else Plain() as show:
         at = start(config, run, show)
     if at.finished:
         out.print(
             f"Finished after {at.step} steps ({at.finished}); best dev loss {at.best:.4f} at step {at.best_step}."
         )
-        out.print(f"Next: multidds evaluate {run}", markup=False)
+        out.print(clean(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}"), markup=False, highlight=False)
     else:
-        out.print(f"Stopped and saved after step {at.step}. To go on: {again}", markup=False)
+        out.print(clean(f"Stopped and saved after step {at.step}. To go on: {again}"), markup=False, highlight=False)
 
 
 @app.command()
@@ -133,10 +143,12 @@ def translate(
     where = str(file) if file else "standard input"
     lines = lines_of(file) if file else _standard_input()
     chunks: Iterator[list[str]] = ([line] for line in lines) if interactive else _chunks(lines, 1000)
+    done = 0
     for chunk in chunks:
-        for text in translator.translate(chunk, *languages, beam, length_penalty, long_lines, where):
+        for text in translator.translate(chunk, *languages, beam, length_penalty, long_lines, where, done + 1):
             sys.stdout.write(text + "\n")
         sys.stdout.flush()
+        done += len(chunk)
 
 
 @app.command()

@@ -17,14 +17,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from .errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-Positive = Annotated[int, Field(ge=1)]
+VOCABULARY = "vocabulary"  # the folder of a run with its vocabularies and sentencepiece models
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Above0 = Annotated[float, Field(gt=0, le=1e6)]
+AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Language = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # strict: "5", true and 64.0 are no whole numbers.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class Pair(Section):
@@ -39,16 +43,16 @@ class Pair(Section):
 
 
 class Data(Section):
-    folder: Path
+    folder: Annotated[Path, Field(strict=False)]
     format: Literal["text", "tsv", "jsonl", "ted"] = "text"
-    pairs: Annotated[tuple[Pair, ...], Field(min_length=1)]
+    pairs: Annotated[tuple[Pair, ...], Field(min_length=1, strict=False)]
     train: str
     dev: str
     test: str | None = None
     columns: dict[str, str | int] = {}
     header: bool = True
-    max_length: Positive = 150
-    max_ratio: Annotated[float, Field(ge=0)] = 0.0
+    max_length: Annotated[int, Field(ge=1, le=10_000)] = 150
+    max_ratio: AtLeast0 = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -79,6 +83,8 @@ class Data(Section):
         for pair in self.pairs:
             if pair.source == pair.target:
                 raise ValueError(f"{pair.name!r} translates a language into itself")
+        if 0 < self.max_ratio < 1:
+            raise ValueError(f"max_ratio must be 0 (off) or at least 1, but it is {self.max_ratio}")
         return self
 
     @property
@@ -102,18 +108,18 @@ class Data(Section):
 
 class Vocabulary(Section):
     kind: Literal["per-language", "joint"] = "per-language"
-    size: Annotated[int, Field(ge=16)] = 8000
+    size: Annotated[int, Field(ge=16, le=1_000_000)] = 8000
     temperature: Above0 = 5.0
     sample: Positive = 1_000_000
     coverage: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class Model(Section):
-    encoder_layers: Positive = 6
-    decoder_layers: Positive = 6
-    width: Annotated[int, Field(ge=2)] = 512
-    inner: Positive = 1024
-    heads: Positive = 4
+    encoder_layers: Annotated[int, Field(ge=1, le=1000)] = 6
+    decoder_layers: Annotated[int, Field(ge=1, le=1000)] = 6
+    width: Annotated[int, Field(ge=2, le=65_536)] = 512
+    inner: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    heads: Annotated[int, Field(ge=1, le=65_536)] = 4
     dropout: Share = 0.3
     attention_dropout: Share = 0.3
     activation_dropout: Share = 0.3
@@ -130,24 +136,24 @@ class Model(Section):
 
 class Train(Section):
     max_epochs: Positive = 40
-    max_steps: Annotated[int, Field(ge=0)] = 0
+    max_steps: Count = 0
     tokens: Positive = 9600
     batch_tokens: Positive = 4800
     mixing: Literal["example", "batch"] = "example"
     pool: Positive = 50
     lr: Above0 = 2e-4
-    warmup: Annotated[int, Field(ge=0)] = 4000
-    warmup_from: Annotated[float, Field(ge=0)] = 1e-7
+    warmup: Count = 4000
+    warmup_from: AtLeast0 = 1e-7
     beta1: Share = 0.9
     beta2: Share = 0.98
     eps: Above0 = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    clip: Annotated[float, Field(ge=0)] = 25.0
+    weight_decay: AtLeast0 = 0.0
+    clip: AtLeast0 = 25.0
     label_smoothing: Share = 0.1
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
-    threads: Annotated[int, Field(ge=0)] = 0
-    patience: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    patience: Count = 0
     save_every: Positive = 1000
     keep: Positive = 2
     log_every: Positive = 50
@@ -164,7 +170,7 @@ class Train(Section):
     @property
     def accumulate(self) -> int:
         """Batches per step, over all processes."""
-        return max(1, round(self.tokens / self.batch_tokens))
+        return -(-self.tokens // self.batch_tokens)
 
 
 class ScorerSettings(Section):
@@ -172,7 +178,7 @@ class ScorerSettings(Section):
     optimizer: Literal["sgd", "adam"] = "sgd"
     inner_steps: Positive = 1
     rule: Literal["sum", "policy"] = "sum"
-    floor: Annotated[float, Field(ge=0)] = 0.1
+    floor: AtLeast0 = 0.1
 
 
 class MixtureSettings(Section):
@@ -184,17 +190,17 @@ class MixtureSettings(Section):
     every: Positive = 1000
     probe_tokens: Positive = 4000
     probe_batches: Positive = 1
-    step_ahead: Annotated[float, Field(ge=0)] = 0.0
+    step_ahead: AtLeast0 = 0.0
     priority: str | dict[str, float] = "regular"
-    switch_epoch: Annotated[int, Field(ge=0)] = 0
-    sketch: Annotated[int, Field(ge=0)] = 65536
+    switch_epoch: Count = 0
+    sketch: Count = 65536
     decay: Share = 0.9
     scorer: ScorerSettings = ScorerSettings()
 
 
 class Translate(Section):
     beam: Positive = 5
-    length_penalty: Annotated[float, Field(ge=0)] = 1.0
+    length_penalty: AtLeast0 = 1.0
     long_lines: Literal["split", "refuse"] = "split"
 
 
@@ -311,7 +317,7 @@ def _apply(table: dict[str, Any], override: str) -> None:
 def _sentence(error: ValidationError) -> str:
     """The first problem as one line, with a suggestion where a key is unknown."""
     problem = error.errors()[0]
-    place = [str(part) for part in problem["loc"]]
+    place = [str(part) for part in problem["loc"]] or ["config"]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if problem["type"] == "extra_forbidden":
         section: Any = Config

@@ -2,6 +2,7 @@
 
 import json
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -19,7 +20,8 @@ def describe(config: Config, console: Console) -> None:
     prepared = Prepared(config)
     data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
     sizes = {name: len(sentences) for name, sentences in data.items()}
-    model = model_of(config, prepared)
+    with torch.device("meta"):  # counted, not made
+        model = model_of(config, prepared)
     parameters = sum(p.numel() for p in model.parameters())
     planned = planned_sentences(config, data)
     mean = sum(float(sentences.lengths.sum()) for sentences in data.values()) / sum(sizes.values())

@@ -21,12 +21,20 @@ from .translate import Translator, export
 
 def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Translate all test sets with the best model, score them, and keep both; what is there already is used."""
-    config, _ = read_run(run)
+    config, facts = read_run(run)
     prepared = Prepared(config)
+    if facts["data"] != prepared.fingerprint:
+        raise UserError(
+            f"{run}: was trained on other data than is in {prepared.folder} now, and so were its test sets."
+        )
     stamp = json.loads((export(run) / "multidds.json").read_text(encoding="utf-8"))
     settings = json.loads(config.translate.model_dump_json())
     scores = _existing(run)
-    if scores is not None and scores["model"] == stamp and scores["settings"] == settings:
+    if scores is not None and [scores[key] for key in ("model", "settings", "data")] == [
+        stamp,
+        settings,
+        facts["data"],
+    ]:
         return scores
     translator = Translator(run, threads)
     pairs: dict[str, Any] = {}
@@ -45,7 +53,7 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
             signatures[key] = str(metric.get_signature())
     averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
     scores = {"pairs": pairs, "average": averages, "signatures": signatures, "model": stamp, "settings": settings}
-    scores["seed"] = config.train.seed
+    scores |= {"data": facts["data"], "seed": config.train.seed}
     partial = run / "scores.json.partial"
     partial.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
     partial.replace(run / "scores.json")
@@ -80,7 +88,7 @@ def _hypotheses(run: Path, pair: str) -> list[str]:
 
 def _existing(run: Path) -> dict[str, Any] | None:
     try:
-        scores: dict[str, Any] = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+        scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return scores if {"model", "settings", "pairs"} <= scores.keys() else None
+    return scores if isinstance(scores, dict) and {"model", "settings", "data", "pairs"} <= scores.keys() else None

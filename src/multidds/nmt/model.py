@@ -113,8 +113,11 @@ class Transformer(nn.Module):
             if "embedding" in name:
                 nn.init.normal_(parameter, std=width**-0.5)
             elif parameter.dim() == 2:
-                # Fused projections: each part as if it stood alone.
-                nn.init.xavier_uniform_(parameter, gain=2**-0.5 if "key_value" in name else 1.0)
+                # Queries, keys and values as fairseq initialises them, each part of a fused projection for itself.
+                projection = name.split(".")[-2]
+                parts = {"query_key_value": 3, "key_value": 2, "query": 1}.get(projection, 0)
+                for part in parameter.detach().chunk(max(parts, 1)):
+                    nn.init.xavier_uniform_(part, gain=2**-0.5 if parts else 1.0)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

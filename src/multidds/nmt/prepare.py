@@ -11,12 +11,14 @@ import os
 import random
 import re
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from hashlib import sha256 as hashed
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from .config import Config, Data, Pair
 from .corpora import files_of, read_pairs, sha256
 from .errors import UserError
 
-LAYOUT = 1  # of the prepared folder; grows when it changes
+LAYOUT = 2  # of the prepared folder; grows when it changes
 SPECIALS = ("<unk>", "<s>", "</s>")
 UNKNOWN, BEGIN, END = range(3)
 _CHUNK = 10_000  # lines encoded at once
@@ -52,21 +54,26 @@ def model_of(config: Config, language: str) -> str:
 
 def prepare(config: Config, processes: int = 0, progress: Callable[[str, int, int], None] | None = None) -> bool:
     """Prepare the data of a config. Returns False where everything was there already and nothing had changed."""
-    folder = config.data.folder
+    folder = config.data.folder.resolve()  # a link stays a link
+    if folder == Path.cwd():
+        raise UserError(
+            f"[data] folder = {str(config.data.folder)!r} is the current folder; choose one for the data alone."
+        )
     say = progress or (lambda what, done, total: None)
     say("reading", 0, 1)
     fingerprint, inputs = _fingerprint(config)
-    if _existing_fingerprint(folder) == fingerprint:
+    manifest = _checked_manifest(folder)
+    if manifest is not None and manifest["fingerprint"] == fingerprint and _complete(folder, manifest):
         return False
-    if folder.exists() and not (folder / "manifest.json").exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: is not empty and was not made by 'multidds prepare'; choose another [data] folder.")
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
         manifest = _build(config, partial, processes, say)
-        manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "inputs": inputs}
-        manifest["files"] = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+        manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config), "inputs": inputs}
+        manifest["files"] = {
+            path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
+        }
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
         _swap(partial, folder)
     except BaseException:
@@ -80,17 +87,39 @@ def _fingerprint(config: Config) -> tuple[str, dict[str, str]]:
     splits = ["train", "dev"] + (["test"] if config.data.test else [])
     paths = {str(path) for pair in config.data.pairs for split in splits for path in files_of(config.data, pair, split)}
     inputs = {path: sha256(Path(path)) for path in sorted(paths)}
-    settings = json.loads(config.model_dump_json(include={"data", "vocabulary"}))
-    del settings["data"]["folder"]
-    parts = [LAYOUT, sentencepiece.__version__, settings, inputs]
+    parts = [LAYOUT, sentencepiece.__version__, _settings(config), inputs]
     return hashed(json.dumps(parts, sort_keys=True).encode()).hexdigest(), inputs
 
 
-def _existing_fingerprint(folder: Path) -> str | None:
-    try:
-        return str(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
+def _settings(config: Config) -> dict[str, Any]:
+    """The part of a config that decides what is prepared."""
+    settings: dict[str, Any] = json.loads(config.model_dump_json(include={"data", "vocabulary"}))
+    del settings["data"]["folder"]
+    return settings
+
+
+def _checked_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a prepared folder; None where there is nothing yet. A folder with anything else is refused."""
+    if not folder.exists():
         return None
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is not a folder; choose another [data] folder.")
+    entries = {path.name for path in folder.iterdir()}
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        ours = set(manifest["files"]) if {"layout", "fingerprint"} <= manifest.keys() else set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest, ours = None, set()
+    if strangers := sorted(entries - ours - ({"manifest.json"} if ours else set())):
+        raise UserError(
+            f"{folder}: holds {strangers[0]!r}, which 'multidds prepare' did not make; choose another [data] folder."
+        )
+    return dict(manifest) if ours else None
+
+
+def _complete(folder: Path, manifest: dict[str, Any]) -> bool:
+    paths = [(folder / name, facts["size"]) for name, facts in manifest["files"].items()]
+    return all(path.exists() and path.stat().st_size == size for path, size in paths)
 
 
 def _swap(partial: Path, folder: Path) -> None:
@@ -109,7 +138,8 @@ def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int
     jobs = [(pair, split) for pair in config.data.pairs for split in splits]
     total, done = len(names) + len(jobs), 0
     # "spawn" starts clean processes: no locks of a progress bar are inherited.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool, _cancelling(pool):
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_ignore_interrupts) as pool, _cancelling(pool):
         training = {pool.submit(_train_model, config, name, folder): name for name in names}
         for future in _finished(training):
             future.result()
@@ -137,9 +167,16 @@ def _cancelling(pool: ProcessPoolExecutor) -> Iterator[None]:
     """After an error or Ctrl-C start nothing more."""
     try:
         yield
+    except BrokenProcessPool:
+        raise UserError("a worker process died, perhaps for want of memory; try --processes 1.") from None
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is for the parent, which then cancels."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
@@ -152,10 +189,14 @@ def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
 def _train_model(config: Config, name: str, folder: Path) -> None:
     settings = config.vocabulary
     sentences = _joint_sample(config) if name == _JOINT else _sentences(config.data, name)
+    first = next(sentences, None)
+    if first is None:
+        files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
+        raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
     sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences,
+            sentence_iterator=chain([first], sentences),
             model_prefix=str(folder / f"{name}.spm"),
             vocab_size=settings.size,
             character_coverage=settings.coverage,
@@ -164,7 +205,7 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
             num_threads=1,
             minloglevel=2,
         )
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         what = "all languages" if name == _JOINT else repr(name)
         if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
             raise UserError(
@@ -347,8 +388,15 @@ class Prepared:
             raise UserError(f"{self.folder}: its manifest is damaged; run 'multidds prepare' again.") from None
         if self.manifest.get("layout") != LAYOUT:
             raise UserError(f"{self.folder}: was prepared by another version; run 'multidds prepare' again.")
-        if missing := [name for name in config.data.names if name not in self.manifest["pairs"]]:
-            raise UserError(f"{self.folder}: does not have {missing[0]!r}; run 'multidds prepare' with this recipe.")
+        wanted, there = _settings(config), self.manifest["settings"]
+        changed = [
+            f"{part}.{key}" for part in wanted for key in wanted[part] if wanted[part][key] != there[part].get(key)
+        ]
+        if changed:
+            raise UserError(
+                f"{self.folder}: was prepared with other settings ({', '.join(changed)}); "
+                "run 'multidds prepare' with this recipe."
+            )
         self.sizes: dict[str, int] = {
             name: self.manifest["pairs"][name]["train"]["pairs"] for name in config.data.names
         }

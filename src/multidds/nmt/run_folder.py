@@ -2,17 +2,21 @@
 
 import contextlib
 import json
+import os
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .config import Config, changed_keys, read_run
+from .config import VOCABULARY, Config, changed_keys, read_run
 from .errors import UserError
 from .prepare import Prepared
 
 _PARTIAL = "config.json.partial"
+# What a run that was killed before its config.json was whole may have left.
+_EARLY = {_PARTIAL, "records.jsonl", "tensorboard", VOCABULARY, VOCABULARY + ".partial"}
 MAY_GROW = ("train.max_steps", "train.max_epochs")
 HARMLESS = ("train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
             "translate.length_penalty", "translate.long_lines")  # fmt: skip
@@ -22,7 +26,7 @@ def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
     """A folder that does not exist, is empty, or holds this very run."""
     path = folder / "config.json"
     if not path.exists():
-        if folder.exists() and (not folder.is_dir() or any(p.name != _PARTIAL for p in folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(p.name not in _EARLY for p in folder.iterdir())):
             raise UserError(f"{folder}: is not empty and is not a run; choose another --run.")
         return
     old, facts = read_run(folder)
@@ -51,6 +55,13 @@ def write_run_config(config: Config, folder: Path, prepared: Prepared) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / _PARTIAL
     partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    if not (folder / VOCABULARY).exists():  # so that a run can translate without the data it was trained on
+        copy = folder / (VOCABULARY + ".partial")
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        for path in [prepared.folder / "vocabulary.json", *prepared.folder.glob("*.spm.model")]:
+            shutil.copy(path, copy)
+        copy.rename(folder / VOCABULARY)
     partial.replace(folder / "config.json")
 
 
@@ -61,10 +72,11 @@ class Records:
         from torch.utils.tensorboard import SummaryWriter
 
         path = folder / "records.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
         path.touch()
         self._file = path.open("r+", encoding="utf-8", newline="\n")
         self._lock(folder)
-        self._file.truncate(offset)
+        self._file.truncate(min(offset, path.stat().st_size))
         self._file.seek(0, 2)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
@@ -93,6 +105,7 @@ class Records:
 
     def flushed(self) -> int:
         self._file.flush()
+        os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:

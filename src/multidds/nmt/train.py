@@ -134,9 +134,9 @@ class Run:
         offset = 0
         if found is not None:
             offset = self._load(*found)
+        self.records = Records(folder, offset, self.progress.step) if self.rank == 0 else None
         if self.rank == 0:
             write_run_config(config, folder, prepared)
-        self.records = Records(folder, offset, self.progress.step) if self.rank == 0 else None
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -153,13 +153,13 @@ class Run:
                 # DDP averages over processes what should be summed.
                 (loss * (self.world_size / tokens)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        if self.balancer is not None and len(batches) == self.world_size == len(batches[0].pairs):
-            self.balancer.observe(batches[0].pairs[0])  # all of .grad is of one dataset; only moving averages listen
-        if settings.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        pairs = {name for batch in batches for name in batch.pairs}
+        if self.balancer is not None and settings.mixing == "batch" and len(pairs) == self.world_size == 1:
+            self.balancer.observe(pairs.pop())  # all of .grad is of one dataset; only moving averages listen
+        length = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._unchecked.append((total, batches, tokens))
+        self._unchecked.append((total + 0 * length, batches, tokens))  # not finite if either is not
 
     def _summed_loss(self, model: nn.Module, batch: Batch, smooth: bool = True) -> Tensor:
         bfloat16 = self.config.train.precision == "bfloat16"
@@ -193,9 +193,10 @@ class Run:
         for i, (value, (_, batches, _)) in enumerate(zip(values, self._unchecked, strict=True)):
             if not math.isfinite(value):
                 pairs = ", ".join(dict.fromkeys(name for batch in batches for name in batch.pairs))
-                good = checkpoints.listed(self.folder)
-                last = f"the last good checkpoint is {good[-1]}" if good else "there is no checkpoint yet"
-                raise UserError(f"step {first + i}: the loss is {value} on {pairs}; {last}.")
+                # The step before may already have spoilt the parameters, though its own loss was finite.
+                good = [path for path in checkpoints.listed(self.folder) if checkpoints.step_of(path) < first + i - 1]
+                last = f"the last good checkpoint is {good[-1]}" if good else "there is no checkpoint before it"
+                raise UserError(f"step {first + i}: the loss or its gradient is not finite on {pairs}; {last}.")
         tokens = sum(batch.tokens for batch in self._unchecked[-1][1])
         self._unchecked.clear()
         return float(values[-1]) / tokens
@@ -207,8 +208,9 @@ class Run:
         if settings.method == "static":
             return None
 
-        def loss(model: nn.Module, batch: Batch) -> Tensor:
-            return self._summed_loss(model, batch) / batch.tokens
+        def loss(model: nn.Module, parts: list[Batch]) -> Tensor:
+            total = sum((self._summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
+            return total / sum(part.tokens for part in parts)
 
         optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
         scorer = settings.scorer

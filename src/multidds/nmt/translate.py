@@ -14,12 +14,11 @@ import ctranslate2
 import numpy as np
 
 from . import checkpoints
-from .config import Config, read_run
+from .config import VOCABULARY, Config, read_run
 from .errors import UserError
-from .prepare import SPECIALS, Prepared, load_model, model_of, models_of, tag_of
+from .prepare import SPECIALS, load_model, load_vocabulary, model_of, models_of, tag_of
 
 EPSILON = 1e-6  # of the norms, as in model.py
-POSITIONS = 2048  # of the exported model, in tokens
 _BATCH_TOKENS = 4096
 
 
@@ -30,22 +29,22 @@ def export(run: Path) -> Path:
     if not best.exists():
         raise UserError(f"{run}: has no trained model yet; the first is written after the first epoch.")
     folder = run / "export"
-    stamp = {"checkpoint": _stamp(best)}
+    stamp = {"checkpoint": checkpoints.read_state(best), "size": best.stat().st_size}
     if _read_stamp(folder) == stamp:
         return folder
     tensors, state = checkpoints.read(best, framework="numpy")
-    prepared = Prepared(config)
+    vocabulary = load_vocabulary(run / VOCABULARY)
     partial = folder.with_name("export.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     spec = _spec(config, tensors)
-    spec.register_source_vocabulary(prepared.vocabulary["source"])
-    spec.register_target_vocabulary(prepared.vocabulary["target"])
+    spec.register_source_vocabulary(vocabulary["source"])
+    spec.register_target_vocabulary(vocabulary["target"])
     spec.validate()
     spec.optimize(quantization=None)
     spec.save(str(partial))
     for name in models_of(config):
-        shutil.copy(prepared.folder / f"{name}.spm.model", partial)
+        shutil.copy(run / VOCABULARY / f"{name}.spm.model", partial)
     (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
     (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -70,15 +69,18 @@ class Translator:
         self._tags = {tag_of(language) for language in self.config.data.targets}
 
     def direction(self, source: str | None, target: str | None) -> tuple[str, str]:
-        """(source, target) language; either may be left out where only one is possible."""
-        data = self.config.data
-        return _chosen("--from", source, data.sources), _chosen("--to", target, data.targets)
+        """(source, target) language of a trained pair; either may be left out where only one is possible."""
+        pairs = [(pair.source, pair.target) for pair in self.config.data.pairs]
+        source = _chosen("--from", source, [s for s, t in pairs if target in (None, t)] or [s for s, _ in pairs])
+        return source, _chosen("--to", target, [t for s, t in pairs if s == source])
 
     def tokens(self, line: str, source: str, target: str) -> list[str]:
         """What the model reads: the tag where there are several target languages, and the pieces."""
-        pieces = self._pieces[model_of(self.config, source)].encode(line.strip(), out_type=str)
+        model = self._pieces[model_of(self.config, source)]
+        # By number: what one language's model does not know must not find a piece of another's by its letters.
+        pieces = [model.id_to_piece(i) for i in model.encode(line.strip(), out_type=int)]
         head = [tag_of(target)] if len(self.config.data.targets) > 1 else []
-        return [*head, *("<unk>" if piece in self._tags else piece for piece in pieces)]
+        return [*head, *(SPECIALS[0] if piece in self._tags else piece for piece in pieces)]
 
     def translate(
         self,
@@ -89,13 +91,14 @@ class Translator:
         length_penalty: float | None = None,
         long_lines: str | None = None,
         where: str = "input",
+        first: int = 1,
     ) -> Iterator[str]:
         """One line out for every line in. Lines longer than the model has seen are split or refused, never cut."""
         settings = self.config.translate
         refuse = (long_lines or settings.long_lines) == "refuse"
         parts: list[list[str]] = []
         counts: list[int] = []
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(lines, start=first):
             split = list(self._parts(line, source, target))
             if refuse and len(split) > 1:
                 raise UserError(
@@ -112,7 +115,7 @@ class Translator:
                 max_batch_size=_BATCH_TOKENS,
                 batch_type="tokens",
                 max_input_length=0,
-                max_decoding_length=min(POSITIONS, 3 * self.config.data.max_length + 50),
+                max_decoding_length=_longest(self.config),
                 disable_unk=True,
             )
             if parts
@@ -142,13 +145,14 @@ def _text(pieces: list[str]) -> str:
     return "".join(piece for piece in pieces if piece not in SPECIALS).replace("▁", " ").strip()
 
 
-def _chosen(option: str, wanted: str | None, known: tuple[str, ...]) -> str:
+def _chosen(option: str, wanted: str | None, possible: list[str]) -> str:
+    known = list(dict.fromkeys(possible))
     if wanted is None:
         if len(known) > 1:
             raise UserError(f"{option} is needed: one of {', '.join(known)}.")
         return known[0]
     if wanted not in known:
-        raise UserError(f"{option} {wanted}: the model does not have that language; there are {', '.join(known)}.")
+        raise UserError(f"{option} {wanted}: the model was not trained for that; there are {', '.join(known)}.")
     return wanted
 
 
@@ -169,7 +173,7 @@ def _spec(config: Config, tensors: dict[str, Any]) -> Any:
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS
     spec.config.decoder_start_token = SPECIALS[1]
     spec.config.add_source_eos = True
-    positions = _sinusoids(POSITIONS, settings.width)
+    positions = _sinusoids(_longest(config) + 2, settings.width)
 
     def linear(into: Any, name: str) -> None:
         into.weight, into.bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -210,9 +214,9 @@ def _sinusoids(count: int, width: int) -> Any:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
-def _stamp(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
+def _longest(config: Config) -> int:
+    """Tokens that a translation may have: far more than any sentence of training."""
+    return max(512, 3 * config.data.max_length)
 
 
 def _read_stamp(folder: Path) -> Any:
@@ -238,7 +242,7 @@ import sentencepiece
 
 translator = ctranslate2.Translator(".")
 pieces = sentencepiece.SentencePieceProcessor(model_file="{model_of(config, source)}.spm.model")
-tokens = {tag}pieces.encode("...", out_type=str)
+tokens = {tag}[pieces.id_to_piece(i) for i in pieces.encode("...")]
 result = translator.translate_batch([tokens], beam_size={config.translate.beam})[0].hypotheses[0]
 print("".join(result).replace("\u2581", " ").strip())
 ```
