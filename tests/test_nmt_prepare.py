@@ -333,7 +333,13 @@ def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
     command = [sys.executable, "-m", "multidds", "prepare", recipe, "--set", f"data.folder={tmp_path}/out"]
     for signal_ in (signal.SIGINT, signal.SIGKILL):
         process = subprocess.Popen(
-            command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command,
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            # A shell in the background ignores SIGINT, and its children would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         deadline = time.time() + 30
         while not (tmp_path / "out.partial").exists() and process.poll() is None and time.time() < deadline:
