@@ -359,9 +359,14 @@ def dot(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
     parts: list[Tensor] = []
     for x, y in zip(a, b, strict=True):
         if x is not None and y is not None:
-            dtype = _wide(torch.promote_types(x.dtype, y.dtype))
-            pieces = (torch.split(t.reshape(-1).to(dtype), _PIECE) for t in (x, y))
-            parts += [torch.dot(*pair) for pair in zip(*pieces, strict=True)]
+            x, y = x.reshape(-1), y.reshape(-1)
+            if not x.dtype == y.dtype == _wide(x.dtype):
+                dtype = _wide(torch.promote_types(x.dtype, y.dtype))
+                x, y = x.to(dtype), y.to(dtype)
+            if x.numel() <= _PIECE:
+                parts.append(torch.dot(x, y))
+            else:
+                parts += [torch.dot(*pair) for pair in zip(torch.split(x, _PIECE), torch.split(y, _PIECE), strict=True)]
     if not parts:
         return 0.0
     values: list[float] = torch.stack([part.to(parts[0].device) for part in parts]).tolist()  # one synchronisation
