@@ -2,11 +2,24 @@
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
+# make demo SCALE=tiny: four languages, a minute, no result worth reading. CATALOGUES: another list of packages.
+SCALE ?= full
+ifeq ($(SCALE),tiny)
+DEMO := demo-tiny
+CORPUS := data/catalogues-tiny --languages aze,bel,tur,rus
+else
+DEMO := demo
+CORPUS := data/catalogues
+endif
 
 .PHONY: demo test check docs wheel bench clean
 
-demo: $(READY)  ## set up, then train a small model with a fixed and with a learned mixture
-	$(BIN)/python examples/plain_loop.py
+demo: $(READY)  ## set up, then: a corpus, a fixed and a learned mixture side by side, scores, a report
+	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
+	$(BIN)/multidds experiment experiments/$(DEMO).toml
+	$(BIN)/multidds report runs/$(DEMO) -o runs/$(DEMO)/report
+	@echo "Translate a line of your own, from any of the languages in the table:"
+	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/multidds-s/seed-1 --from tur"
 
 test: $(READY)  ## set up, then run all tests
 	$(BIN)/pytest

@@ -18,7 +18,7 @@ from multidds.nmt.config import read_run
 from multidds.nmt.errors import UserError
 from multidds.nmt.train import Run, planned_sentences, prior_of, train
 
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("seconds", "clock", "tokens_per_second")
 
 
 def records(run):

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+corpora = typer.Typer(help="Make a corpus to train on.", no_args_is_help=True)
+app.add_typer(corpora, name="corpus")
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
 Recipe = Annotated[Path, typer.Argument(help="The recipe, a TOML file; see recipes/.", show_default=False)]
@@ -53,6 +56,35 @@ def main() -> None:
 def clean(text: str) -> str:
     """Control characters from data or names come out as text, not as commands to the terminal."""
     return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in text)
+
+
+@corpora.command()
+def catalogues(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the corpus shall be.", show_default=False)],
+    languages: Annotated[
+        str, typer.Option(help="ISO 639-3 codes, or those of two letters, with commas between.")
+    ] = "aze,bel,glg,slk,tur,rus,por,ces",
+    list_: Annotated[
+        Path | None, typer.Option("--list", help="A list of packages of your own; see nmt/catalogues.toml.")
+    ] = None,
+) -> None:
+    """Messages of programs and their translations, out of packages on the registry. Does nothing where it is done."""
+    from .catalogues import SPLITS, build
+
+    with _bar("catalogues") as say:
+        manifest, made = build(folder, [code for code in languages.split(",") if code.strip()], list_, say)
+    table = Table("language", *SPLITS, title=escape(clean(str(folder))))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, facts in manifest["languages"].items():
+        table.add_row(name, *(f"{facts[split]:,}" for split in SPLITS))
+    out.print(table)
+    licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
+    out.print(
+        clean(f"The text belongs to its projects: {licences}. See README.md there."), markup=False, highlight=False
+    )
+    if not made:
+        out.print("Nothing has changed since the last call.")
 
 
 @app.command()
@@ -188,6 +220,82 @@ def evaluate(
         out.print("* better, p < 0.05 (paired bootstrap, 1,000 samples)")
     for key, signature in scores["signatures"].items():
         out.print(f"{key}: {signature}", markup=False, highlight=False)
+
+
+@app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(help="The experiment, a TOML file; see experiments/.", show_default=False)],
+    parallel: Annotated[int | None, typer.Option(min=1, help="Runs at a time; the file's by default.")] = None,
+    only: Annotated[str | None, typer.Option(help="Runs that match, e.g. '*/multidds*/seed-1'.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their commands, and stop.")] = False,
+) -> None:
+    """Train and evaluate many runs. The same command again goes on; what is done stays as it is."""
+    from . import experiment_display as display
+    from .experiment import load_experiment, plan
+    from .experiment_runner import Job, Runner
+
+    wanted = load_experiment(file)
+    runs = plan(file, wanted)
+    jobs = [Job(run) for run in runs if only is None or fnmatchcase(run.name, only)]
+    if not jobs:
+        raise UserError(f"--only {only}: matches none of the {len(runs)} runs, such as {runs[0].name}.")
+    if dry_run:
+        for line in display.commands(jobs):
+            out.print(clean(line), markup=False, highlight=False)
+        return
+    with display.LiveTable(out) if out.is_terminal else display.Lines() as show:
+        runner = Runner(jobs, parallel or wanted.parallel, show)
+        runner.run()
+    out.print(display.final_table(jobs, wanted.folder))
+    for job in jobs:
+        if job.state == "failed":
+            out.print(clean(f"failed: {job.run.name}: {job.reason}"), markup=False, highlight=False)
+    if runner.stopped:
+        given = [("--parallel", parallel), ("--only", only)]
+        again = [str(part) for pair in given if pair[1] is not None for part in pair]
+        command = shlex.join(["multidds", "experiment", str(file), *again])
+        out.print(clean(f"Stopped. To go on: {command}"), markup=False, highlight=False)
+        raise SystemExit(130)
+    if any(job.state == "failed" for job in jobs):
+        raise SystemExit(1)
+    report = shlex.join(["multidds", "report", str(wanted.folder)])
+    out.print(clean(f"Next: {report}"), markup=False, highlight=False)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some.", show_default=False)],
+    to: Annotated[
+        Path, typer.Option("-o", "--output", help="The folder for report.html, tables/ and figures/.")
+    ] = Path("report"),
+) -> None:
+    """Make a page of tables and figures from runs: BLEU with significance, mixtures, rewards, costs."""
+    from .report import report as write
+
+    with _spinner() as say:
+        made = write(runs, to, say)
+    for compared in made.by_language:
+        if not compared.rows:
+            continue
+        table = Table(title=_shown(compared.title))
+        for i, column in enumerate(compared.columns):
+            table.add_column(_shown(column), justify="right" if i else "left", overflow="fold")
+        for row in compared.rows:
+            if row[0].text == "average":
+                table.add_section()
+            marked = [(_shown(cell.text), cell) for cell in row]
+            table.add_row(
+                *((f"[b]{text}[/b]" if cell.bold else text) + ("*" if cell.star else "") for text, cell in marked)
+            )
+        out.print(table)
+    for sentence in made.summaries:
+        out.print(clean(sentence), markup=False, highlight=False)
+    out.print(clean(str(made.page)), markup=False, highlight=False)
+
+
+def _shown(text: str) -> str:
+    """Text from data or configs, as a cell of a table."""
+    return escape(clean(text))
 
 
 def _standard_input() -> Iterator[str]:

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,7 +23,13 @@ Count = Annotated[int, Field(ge=0, le=10**9)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
+# What may differ between the config of a run and the one it is to go on with.
+MAY_GROW = ("train.max_steps", "train.max_epochs")
+HARMLESS = ("data.setting", "train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
+            "translate.length_penalty", "translate.long_lines")  # fmt: skip
 
 
 class Section(BaseModel):
@@ -44,6 +50,7 @@ class Pair(Section):
 
 class Data(Section):
     folder: Annotated[Path, Field(strict=False)]
+    setting: str = ""
     format: Literal["text", "tsv", "jsonl", "ted"] = "text"
     pairs: Annotated[tuple[Pair, ...], Field(min_length=1, strict=False)]
     train: str
@@ -152,12 +159,12 @@ class Train(Section):
     label_smoothing: Share = 0.1
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
-    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    threads: Threads = 0
     patience: Count = 0
     save_every: Positive = 1000
     keep: Positive = 2
     log_every: Positive = 50
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    seed: Seed = 1
 
     @model_validator(mode="after")
     def _check(self) -> "Train":
@@ -182,7 +189,7 @@ class ScorerSettings(Section):
 
 
 class MixtureSettings(Section):
-    method: Literal["static", "multidds", "multidds-s", "moving-average"] = "multidds-s"
+    method: Literal["static", "multidds", "multidds-s", "moving-average", "constant"] = "multidds-s"
     prior: Literal["proportional", "temperature", "uniform", "unimax", "explicit"] = "proportional"
     temperature: Above0 = 5.0
     max_passes: Above0 = 4.0
@@ -227,7 +234,7 @@ class Config(Section):
         priority = self.mixture.priority
         if isinstance(priority, str):
             if priority not in ("regular", "low", "high"):
-                close = _suggestion(priority, ("regular", "low", "high"))
+                close = suggestion(priority, ("regular", "low", "high"))
                 raise ValueError(
                     f"[mixture] priority must be 'regular', 'low', 'high' or weights, got {priority!r}.{close}"
                 )
@@ -242,7 +249,7 @@ class Config(Section):
     def _check_names(self, where: str, given: dict[str, float]) -> None:
         for name, value in given.items():
             if name not in self.data.names:
-                raise ValueError(f"{where}: there is no language pair {name!r}.{_suggestion(name, self.data.names)}")
+                raise ValueError(f"{where}: there is no language pair {name!r}.{suggestion(name, self.data.names)}")
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{where}: must not be negative, but {name!r} is {value}")
         if math.fsum(given.values()) <= 0:
@@ -251,26 +258,30 @@ class Config(Section):
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, apply `section.key=value` overrides, validate."""
+    table = read_toml(path, "the recipe")
+    for override in overrides:
+        _apply(table, override)
+    return parse_config(table, str(path))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file.") from None
     except IsADirectoryError:
-        raise UserError(f"{path}: is a folder; give the recipe, a .toml file.") from None
+        raise UserError(f"{path}: is a folder; give {what}, a .toml file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid TOML: {error}.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    for override in overrides:
-        _apply(table, override)
-    return parse_config(table, str(path))
 
 
 def parse_config(table: dict[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(table)
     except ValidationError as error:
-        raise UserError(f"{where}: {_sentence(error)}") from None
+        raise UserError(f"{where}: {sentence(error)}") from None
 
 
 def read_run(folder: Path) -> tuple[Config, dict[str, Any]]:
@@ -297,6 +308,18 @@ def changed_keys(old: Config, new: Config) -> list[str]:
     return [key for key in a if a[key] != b[key]]
 
 
+def forbidden_changes(old: Config, new: Config) -> list[str]:
+    """The keys that keep a run of the old config from going on with the new one."""
+    changed = [key for key in changed_keys(old, new) if key not in HARMLESS]
+    for key in MAY_GROW:
+        if key in changed:
+            section, name = key.split(".")
+            before, now = (getattr(getattr(config, section), name) for config in (old, new))
+            if now == 0 or (before and now >= before):
+                changed.remove(key)
+    return changed
+
+
 def _apply(table: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
@@ -314,21 +337,26 @@ def _apply(table: dict[str, Any], override: str) -> None:
     table[path[-1]] = value
 
 
-def _sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError, root: type[Section] = Config) -> str:
     """The first problem as one line, with a suggestion where a key is unknown."""
-    problem = error.errors()[0]
+    problems = error.errors()
+    # A misspelt key first: it is why another one is missing.
+    problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])
     place = [str(part) for part in problem["loc"]] or ["config"]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
+    what = "key" if where or root is not Config else "section"
     if problem["type"] == "extra_forbidden":
-        section: Any = Config
+        section: Any = root
         for part in place[:-1]:
+            if inner := get_args(section):  # a dict of sections, or a tuple
+                section = inner[-1] if get_origin(section) is dict else inner[0]
+                continue
             field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
             section = field.annotation if field else None
         known = tuple(getattr(section, "model_fields", {}))
-        what = "key" if where else "section"
-        return f"{where}has no {what} {place[-1]!r}.{_suggestion(place[-1], known)}".replace("] has", "] has").lstrip()
+        return f"{where}has no {what} {place[-1]!r}.{suggestion(place[-1], known)}".replace("] has", "] has").lstrip()
     if problem["type"] == "missing":
-        return f"{where}needs the {'key' if where else 'section'} {place[-1]!r}."
+        return f"{where}needs the {what} {place[-1]!r}."
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         section_name = f"[{place[0]}] " if place and not message.startswith("[") else ""
@@ -338,7 +366,7 @@ def _sentence(error: ValidationError) -> str:
     return f"{where}{place[-1]}: {message[0].lower()}{message[1:]}, but it is {shown}."
 
 
-def _suggestion(word: str, known: Sequence[str]) -> str:
+def suggestion(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     if close:
         return f" Did you mean {close[0]!r}?"

@@ -1,6 +1,7 @@
 """Test-set scores with sacreBLEU against the raw references, and significance by its paired bootstrap.
 
-Writes scores.json and hypotheses/ into the run. Does not import torch.
+Writes scores.json, hypotheses/ and references/ into the run, so that runs can be compared without the data they were
+trained on. Does not import torch.
 """
 
 import json
@@ -39,14 +40,16 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
     translator = Translator(run, threads)
     pairs: dict[str, Any] = {}
     signatures: dict[str, str] = {}
-    (run / "hypotheses").mkdir(exist_ok=True)
+    for folder in ("hypotheses", "references"):
+        (run / folder).mkdir(exist_ok=True)
     for pair in config.data.pairs:
         say(f"translating {pair.name}")
         sources = prepared.test_lines(pair.name, "source")
         references = prepared.test_lines(pair.name, "target")
         hypotheses = list(translator.translate(sources, pair.source, pair.target, long_lines="split"))
-        text = "".join(line + "\n" for line in hypotheses)
-        (run / "hypotheses" / f"{pair.name}.txt").write_text(text, encoding="utf-8")
+        for folder, lines in (("hypotheses", hypotheses), ("references", references)):
+            text = "".join(line + "\n" for line in lines)
+            (run / folder / f"{pair.name}.txt").write_text(text, encoding="utf-8", newline="\n")
         pairs[pair.name] = {"sentences": len(references)}
         for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
             pairs[pair.name][key] = metric.corpus_score(hypotheses, [references]).score
@@ -66,14 +69,13 @@ def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, 
     shared = [name for name in configs[0].data.names if name in configs[1].data.names]
     if not shared:
         raise UserError(f"{run} and {other} have no language pair in common.")
-    prepared = [Prepared(config) for config in configs]
     result = {}
     for name in shared:
-        references = prepared[0].test_lines(name, "target")
-        if references != prepared[1].test_lines(name, "target"):
+        references = _lines(run, "references", name)
+        if references != _lines(other, "references", name):
             raise UserError(f"{name!r}: {run} and {other} have different test sets.")
         systems: list[tuple[str, Sequence[str]]] = [
-            (str(i), _hypotheses(folder, name)) for i, folder in enumerate((other, run))
+            (str(i), _lines(folder, "hypotheses", name)) for i, folder in enumerate((other, run))
         ]
         test = PairedTest(systems, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=samples)
         _, results = test()
@@ -82,13 +84,20 @@ def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, 
     return result
 
 
-def _hypotheses(run: Path, pair: str) -> list[str]:
-    return (run / "hypotheses" / f"{pair}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+def _lines(run: Path, folder: str, pair: str) -> list[str]:
+    try:
+        return (run / folder / f"{pair}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{run}: has no {folder} of {pair!r}; run 'multidds evaluate' on it.") from None
 
 
 def _existing(run: Path) -> dict[str, Any] | None:
+    """scores.json of an earlier call, if the texts that it scores are there too."""
     try:
         scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return scores if isinstance(scores, dict) and {"model", "settings", "data", "pairs"} <= scores.keys() else None
+    if not isinstance(scores, dict) or not {"model", "settings", "data", "pairs"} <= scores.keys():
+        return None
+    texts = [run / folder / f"{name}.txt" for name in scores["pairs"] for folder in ("hypotheses", "references")]
+    return scores if all(path.exists() for path in texts) else None

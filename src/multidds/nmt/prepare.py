@@ -94,7 +94,7 @@ def _fingerprint(config: Config) -> tuple[str, dict[str, str]]:
 def _settings(config: Config) -> dict[str, Any]:
     """The part of a config that decides what is prepared."""
     settings: dict[str, Any] = json.loads(config.model_dump_json(include={"data", "vocabulary"}))
-    del settings["data"]["folder"]
+    del settings["data"]["folder"], settings["data"]["setting"]
     return settings
 
 

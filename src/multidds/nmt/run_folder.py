@@ -10,16 +10,13 @@ from typing import Any
 
 import torch
 
-from .config import VOCABULARY, Config, changed_keys, read_run
+from .config import VOCABULARY, Config, forbidden_changes, read_run
 from .errors import UserError
 from .prepare import Prepared
 
 _PARTIAL = "config.json.partial"
 # What a run that was killed before its config.json was whole may have left.
 _EARLY = {_PARTIAL, "records.jsonl", "tensorboard", VOCABULARY, VOCABULARY + ".partial"}
-MAY_GROW = ("train.max_steps", "train.max_epochs")
-HARMLESS = ("train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
-            "translate.length_penalty", "translate.long_lines")  # fmt: skip
 
 
 def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
@@ -30,14 +27,7 @@ def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
             raise UserError(f"{folder}: is not empty and is not a run; choose another --run.")
         return
     old, facts = read_run(folder)
-    changed = [key for key in changed_keys(old, config) if key not in HARMLESS]
-    for key in MAY_GROW:
-        if key in changed:
-            section, name = key.split(".")
-            before, now = (getattr(getattr(c, section), name) for c in (old, config))
-            if now == 0 or (before and now >= before):
-                changed.remove(key)
-    if changed:
+    if changed := forbidden_changes(old, config):
         raise UserError(
             f"{folder}: was started with other settings: {', '.join(changed)}. Choose another --run, or undo the "
             "change; only train.max_steps and train.max_epochs may grow."
@@ -50,6 +40,8 @@ def write_run_config(config: Config, folder: Path, prepared: Prepared) -> None:
     facts = {
         "config": json.loads(config.model_dump_json()),
         "data": prepared.fingerprint,
+        "direction": prepared.manifest["direction"],
+        "pairs": prepared.manifest["pairs"],  # how much there is of each, for reports
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +66,8 @@ class Records:
         path = folder / "records.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         path.touch()
-        self._file = path.open("r+", encoding="utf-8", newline="\n")
+        # A line at a time: 'multidds experiment' reads along.
+        self._file = path.open("r+", buffering=1, encoding="utf-8", newline="\n")
         self._lock(folder)
         self._file.truncate(min(offset, path.stat().st_size))
         self._file.seek(0, 2)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multidds import Balancer, Mixture, Scorer, Update, rewards
+from multidds import Alignment, Balancer, Mixture, Scorer, Update, rewards
 
 from . import checkpoints
 from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
@@ -79,7 +79,6 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
             at.finished = run.reason_to_finish()
             if epoch_ended or at.finished:
                 run.validate(show)
-                at.finished = at.finished or run.out_of_patience()
             if at.finished or epoch_ended or stop.asked or at.step % config.train.save_every == 0:
                 run.save()
             if stop.asked and not at.finished:
@@ -137,6 +136,8 @@ class Run:
         self.records = Records(folder, offset, self.progress.step) if self.rank == 0 else None
         if self.rank == 0:
             write_run_config(config, folder, prepared)
+        if found is None:
+            self._record("start", {"mixture": self.mixture.probabilities})
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -222,7 +223,7 @@ class Run:
                 train={name: probe_batches(data, settings.probe_tokens) for name, data in self.data.items()},
                 dev={name: probe_batches(data, settings.probe_tokens) for name, data in self.dev.items()},
                 every=settings.every,
-                reward=settings.method,
+                reward=_constant if settings.method == "constant" else settings.method,
                 priority=self._priority(epoch=0),
                 scorer=Scorer(
                     lr=scorer.lr,
@@ -298,11 +299,14 @@ class Run:
             if all(math.isfinite(loss) for loss in losses.values()):
                 self.balancer.dev_losses = losses
             self.balancer.priority = self._priority(at.epoch)
+        at.finished = at.finished or self.out_of_patience()
         seconds = time.perf_counter() - began
         at.seconds["validation"] += seconds
         perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
         facts = {"epoch": at.epoch, "dev_losses": losses, "perplexities": perplexities, "mean": mean,
-                 "passes": self.stream.passes, "mixture": self.mixture.probabilities, "seconds": seconds}  # fmt: skip
+                 "passes": self.stream.passes, "mixture": self.mixture.probabilities, "sentences": at.sentences,
+                 "tokens": at.tokens, "finished": at.finished, "seconds": seconds,
+                 "clock": dict(at.seconds)}  # fmt: skip
         self._record("validation", facts)
         mark = "  (best)" if at.best_step == at.step else ""
         show.line(f"epoch {at.epoch}  step {at.step}  dev loss {mean:.4f}{mark}")
@@ -404,6 +408,11 @@ class Run:
 
 
 # ---------------------------------------------------------------------------------------------- making the parts
+
+
+def _constant(alignment: Alignment, weights: Tensor) -> Tensor:
+    """The control: what of a gain is only the drift from the prior towards uniform?"""
+    return torch.ones(len(alignment.train_names))
 
 
 def model_of(config: Config, prepared: Prepared) -> Transformer:

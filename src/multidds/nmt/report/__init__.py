@@ -1,0 +1,128 @@
+"""`multidds report`: every table and figure of the paper from run folders, as one page and as files.
+
+runs.py reads the folders, tables.py and figures.py make the contents, this file writes them. Text from configs and
+data is escaped by jinja2 in HTML and by `latex` below in LaTeX.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from ..errors import UserError
+from ..evaluate import compare
+from . import tables
+from .figures import Figure, figures_of
+from .runs import Setting, find_runs, settings_of
+from .tables import Table
+
+MAX_BYTES = 5_000_000  # of the page; figures beyond are linked instead of shown
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+          **{c: "\\" + c for c in "&%$#_{}"}}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written: the page, and the tables for the terminal."""
+
+    page: Path
+    summaries: list[str]
+    by_language: list[Table]
+
+
+def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lambda text: None) -> Report:
+    """Write report.html, tables/ and figures/ into `out`."""
+    say("reading")
+    settings = settings_of(find_runs(folders))
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is not a folder; choose another -o.")
+    if (out / "config.json").exists():
+        raise UserError(f"{out}: is a run; choose another folder for the report with -o.")
+    compared = []
+    for setting in settings:
+        say(f"comparing {setting.name}")
+        compared.append(tables.by_language(setting, compare))
+    summaries = [tables.summary(setting, table) for setting, table in zip(settings, compared, strict=True)]
+    general = [make(settings) for make in (tables.average_bleu, tables.priorities, tables.over_seeds,
+                                           tables.step_ahead, tables.times)]  # fmt: skip
+    per_setting = [
+        (setting, [table, tables.all_methods(setting), tables.datasets(setting)], list(_figures(setting, say)))
+        for setting, table in zip(settings, compared, strict=True)
+    ]
+    runs = tables.list_of_runs(settings)
+    for table in [*general, *(table for _, some, _ in per_setting for table in some), runs]:
+        if table.rows:
+            _write(out / "tables" / f"{_file(table.key)}.csv", as_csv(table))
+            _write(out / "tables" / f"{_file(table.key)}.tex", as_latex(table))
+    shown, size = {}, 0
+    for figure in (figure for _, _, some in per_setting for figure in some if figure.canvas is not None):
+        say(f"drawing {figure.title}")
+        name = _file(figure.key)
+        _write(out / "figures" / f"{name}.svg", figure.svg)
+        _write(out / "figures" / f"{name}.pdf", figure.pdf())
+        body = figure.inline()
+        if size + len(body) < 0.85 * MAX_BYTES:
+            shown[figure.key] = Markup(body)
+            size += len(body)
+    template = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    page = template.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).render(
+        summaries=summaries, general=general, per_setting=per_setting, runs=runs, shown=shown, file=_file
+    )
+    _write(out / "report.html", page)
+    return Report(out / "report.html", summaries, compared)
+
+
+def _figures(setting: Setting, say: Callable[[str], None]) -> Sequence[Figure]:
+    return list(figures_of(setting))
+
+
+def as_csv(table: Table) -> str:
+    """Numbers in full, without marks: what a program reads."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(table.columns)
+    for row in table.rows:
+        writer.writerow([cell.text if cell.number is None else repr(cell.number) for cell in row])
+    return file.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """A booktabs tabular, with bold and stars as on the page."""
+    numeric = [any(row[i].number is not None for row in table.rows) for i in range(len(table.columns))]
+    shape = "".join("r" if some else "l" for some in numeric)
+    lines = [f"% {table.title}".replace("\n", " "), rf"\begin{{tabular}}{{{shape}}}", r"\toprule",
+             " & ".join(map(latex, table.columns)) + r" \\", r"\midrule"]  # fmt: skip
+    for row in table.rows:
+        cells = []
+        for cell in row:
+            shown = latex(cell.text)
+            shown = rf"\textbf{{{shown}}}" if cell.bold else shown
+            cells.append(shown + ("$^{*}$" if cell.star else ""))
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [f"% {note}".replace("\n", " ") for note in table.notes]
+    return "\n".join(lines) + "\n"
+
+
+def latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in text)
+
+
+def _file(key: str) -> str:
+    """A key as the name of a file: setting names are free text."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", key).lstrip(".")
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    partial.replace(path)

@@ -1,0 +1,104 @@
+"""Run folders written by hand, for reports: as many datasets, methods and seeds as a test wants, in no time.
+
+test_nmt_report.py holds their records against those of a real run, so that they cannot drift apart.
+"""
+
+import json
+import math
+import random
+
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
+
+
+def make_run(folder, names, setting="s", seed=1, updates=12, quality=0.5, scored=True, finished="60 steps", **mixture):
+    """A run of `mixture` settings on the pairs `names`; `quality` is the share of words that it translates right."""
+    rng = random.Random(f"{setting} {seed} {sorted(mixture.items())} {len(names)}")
+    config = {
+        "data": {"folder": "data/x", "setting": setting, "pairs": [pair(name) for name in names],
+                 "train": "t.{lang}", "dev": "d.{lang}", "test": "e.{lang}"},
+        "train": {"seed": seed},
+        "mixture": {"method": "static", **mixture},
+    }  # fmt: skip
+    sizes = {name: 200 + 137 * i * i for i, name in enumerate(names)}
+    pairs = {name: {"train": {"pairs": sizes[name], "dropped": {"too long": 3}, "target tokens": 9 * sizes[name]},
+                    "dev": {"pairs": 100, "dropped": {}}, "test": {"pairs": 40, "dropped": {}}}
+             for name in names}  # fmt: skip
+    facts = {"config": config, "data": f"fingerprint of {setting}", "direction": "many-to-one", "pairs": pairs}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(facts))
+    shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
+    records = [{"kind": "start", "step": 0, "mixture": dict(shares)}]
+    learned = mixture.get("method", "static") != "static"
+    clock = {"steps": 0.0, "updates": 0.0, "validation": 0.0}
+    for i in range(1, updates + 1):
+        step = 10 * i
+        clock["steps"] += 2.0 + rng.random()
+        records.append(
+            {"kind": "step", "step": step, "loss": 5 / i, "lr": 1e-3, "tokens": 900 * step, "tokens_per_second": 900.0}
+        )
+        if learned:
+            clock["updates"] += 0.2
+            shares = {name: share * math.exp(rng.gauss(0.05, 0.1)) for name, share in shares.items()}
+            shares = {name: share / sum(shares.values()) for name, share in shares.items()}
+            rewards = {reward: {name: rng.gauss(0.2, 0.05) for name in names} for reward in ("multidds", "multidds-s")}
+            records.append({
+                "kind": "update", "step": step, "mixture": dict(shares), "reward": rewards["multidds-s"],
+                "weights": dict.fromkeys(names, 1 / len(names)), "dev_losses": dict.fromkeys(names, 5 / i),
+                "train_losses": dict.fromkeys(names, 5 / i), "passes": dict.fromkeys(names, step / 10),
+                "skipped": None, "notes": [], "seconds": 0.2, **rewards,
+                "cosines": [[rng.uniform(-0.2, 0.6) for _ in names] for _ in names],
+                "train_norms": [1.0] * len(names), "dev_norms": [1.0] * len(names),
+            })  # fmt: skip
+        if i % 3 == 0:
+            clock["validation"] += 0.5
+            losses = {name: 5 / i + 0.1 * j + rng.random() / 10 for j, name in enumerate(names)}
+            records.append({
+                "kind": "validation", "step": step, "epoch": i // 3, "dev_losses": losses,
+                "perplexities": {name: math.exp(loss) for name, loss in losses.items()},
+                "mean": sum(losses.values()) / len(losses), "passes": {name: step * shares[name] for name in names},
+                "mixture": dict(shares), "sentences": 30 * step, "tokens": 900 * step,
+                "finished": finished if i == updates else "", "seconds": 0.5, "clock": dict(clock),
+            })  # fmt: skip
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    if scored:
+        score(folder, names, setting, rng, quality)
+    return folder
+
+
+def score(folder, names, setting, rng, quality):
+    """Real texts and their real scores. The references of a setting are the same for all its runs."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    pairs, signatures = {}, {}
+    for place in ("hypotheses", "references"):
+        (folder / place).mkdir()
+    for name in names:
+        fixed = random.Random(f"{setting} {name}")
+        references = [" ".join(fixed.choices(WORDS, k=fixed.randint(4, 12))) for _ in range(40)]
+        hypotheses = [
+            " ".join(word if rng.random() < quality else rng.choice(WORDS) for word in line.split())
+            for line in references
+        ]
+        for place, lines in (("hypotheses", hypotheses), ("references", references)):
+            (folder / place / f"{name}.txt").write_text("".join(line + "\n" for line in lines))
+        pairs[name] = {"sentences": len(references)}
+        for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+            pairs[name][key] = metric.corpus_score(hypotheses, [references]).score
+            signatures[key] = str(metric.get_signature())
+    average = {key: sum(scores[key] for scores in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
+    scores = {
+        "pairs": pairs,
+        "average": average,
+        "signatures": signatures,
+        "model": {},
+        "settings": {},
+        "data": "",
+        "seed": 1,
+    }
+    (folder / "scores.json").write_text(json.dumps(scores))
+
+
+def pair(name):
+    source, _, target = name.partition("-")
+    return {"source": source, "target": target}
