@@ -5,7 +5,7 @@ reaches past the next update of the mixture, so every batch is drawn with the mi
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,32 +21,84 @@ from .prepare import BEGIN, END, Prepared, tag_of
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Padded sentences. Everything that depends on the data is made on the CPU, so a step never has to wait for it."""
+class Rows:
+    """Where the tokens of packed sentences (one after another, no padding) stand in a padded [B, L], and back."""
 
-    source: Tensor  # [B, S]
-    source_mask: Tensor | None  # [B, S], True where real; None where nothing is padded
-    target_in: Tensor  # [B, T]: <s> and the sentence
-    target_out: Tensor  # [R]: the sentence and </s>, the real tokens only
-    rows: Tensor  # [R]: where those are in the flattened [B * T]
+    sentences: int  # B
+    longest: int  # L
+    positions: Tensor  # [N]: of each token in its sentence
+    places: Tensor  # [N]: of each token in the flattened [B * L]
+    tokens: Tensor  # [B * L]: which token stands there; at padding any
+    padding: Tensor  # [B * L - N]: the places without a token
+
+    @staticmethod
+    def of(lengths: Sequence[int]) -> "Rows":
+        counts = np.asarray(lengths)
+        longest = int(counts.max())
+        real = np.arange(longest) < counts[:, None]  # [B, L]
+        places = np.flatnonzero(real)
+        tokens = np.zeros(real.size, np.int64)
+        tokens[places] = np.arange(len(places))
+        arrays = (places % longest, places, tokens, np.flatnonzero(~real))
+        return Rows(len(counts), longest, *(torch.from_numpy(array) for array in arrays))
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Rows":
+        tensors = (self.positions, self.places, self.tokens, self.padding)
+        return Rows(self.sentences, self.longest, *map(move, tensors))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed sentences. Everything that depends on the data is made on the CPU, so a step never has to wait for it."""
+
+    source: Tensor  # [P]: tag, sentence, </s>
+    target_in: Tensor  # [R]: <s> and the sentence
+    target_out: Tensor  # [R]: the sentence and </s>
+    source_rows: Rows
+    target_rows: Rows
     pairs: tuple[str, ...]  # the language pairs in it
-    sentences: int
-    tokens: int  # R
+
+    @property
+    def sentences(self) -> int:
+        return self.source_rows.sentences
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens."""
+        return len(self.target_out)
+
+    @property
+    def padded(self) -> int:
+        """Tokens of the longer side if it were padded: what a batch is measured by."""
+        return self.sentences * max(self.source_rows.longest, self.target_rows.longest)
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
             return self
-        moved = {
-            name: None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
-            for name, tensor in (
-                ("source", self.source),
-                ("source_mask", self.source_mask),
-                ("target_in", self.target_in),
-                ("target_out", self.target_out),
-                ("rows", self.rows),
-            )
-        }
-        return Batch(**moved, pairs=self.pairs, sentences=self.sentences, tokens=self.tokens)  # type: ignore[arg-type]
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        source, target_in, target_out = map(move, (self.source, self.target_in, self.target_out))
+        rows = self.source_rows.moved(move), self.target_rows.moved(move)
+        return Batch(source, target_in, target_out, *rows, self.pairs)
+
+
+def packed(sources: list[np.ndarray], targets: list[np.ndarray], pairs: tuple[str, ...] = ()) -> Batch:
+    """A batch of sentences given as token numbers, without <s> and </s>."""
+    source_rows, target_rows = (Rows.of([len(tokens) + 1 for tokens in side]) for side in (sources, targets))
+    source = [part for tokens in sources for part in (tokens, [END])]
+    target = [part for tokens in targets for part in ([BEGIN], tokens, [END])]
+    both = np.concatenate(target)
+    starts = np.cumsum([0] + [len(tokens) + 2 for tokens in targets])
+    return Batch(
+        source=torch.from_numpy(np.concatenate(source).astype(np.int64)),
+        target_in=torch.from_numpy(np.delete(both, starts[1:] - 1).astype(np.int64)),
+        target_out=torch.from_numpy(np.delete(both, starts[:-1]).astype(np.int64)),
+        source_rows=source_rows,
+        target_rows=target_rows,
+        pairs=pairs,
+    )
 
 
 class Sentences:
@@ -72,36 +124,12 @@ _PROBE_PART = 512  # tokens
 
 
 def assemble(items: list[Item]) -> Batch:
-    width = max(int(s.source_lengths[i]) for s, i in items)
-    height = max(int(s.target_lengths[i]) for s, i in items)
-    source = np.full((len(items), width), END, dtype=np.int64)
-    target = np.full((len(items), height + 1), END, dtype=np.int64)  # <s>, the sentence, </s>
-    target[:, 0] = BEGIN
-    source_lengths, target_lengths = np.empty(len(items), np.int64), np.empty(len(items), np.int64)
-    for row, (sentences, i) in enumerate(items):
-        tokens = sentences.source[sentences.source_offsets[i] : sentences.source_offsets[i + 1]]
-        start = 0
-        if sentences.tag is not None:
-            source[row, 0] = sentences.tag
-            start = 1
-        source[row, start : start + len(tokens)] = tokens
-        source_lengths[row] = start + len(tokens) + 1
-        tokens = sentences.target[sentences.target_offsets[i] : sentences.target_offsets[i + 1]]
-        target[row, 1 : 1 + len(tokens)] = tokens
-        target_lengths[row] = len(tokens) + 1
-    source_mask = np.arange(width) < source_lengths[:, None]
-    target_mask = np.arange(height) < target_lengths[:, None]
-    rows = np.flatnonzero(target_mask)
-    return Batch(
-        source=torch.from_numpy(source),
-        source_mask=None if source_mask.all() else torch.from_numpy(source_mask),
-        target_in=torch.from_numpy(np.ascontiguousarray(target[:, :-1])),
-        target_out=torch.from_numpy(target[:, 1:].reshape(-1)[rows]),
-        rows=torch.from_numpy(rows),
-        pairs=tuple(dict.fromkeys(sentences.name for sentences, _ in items)),
-        sentences=len(items),
-        tokens=len(rows),
-    )
+    sources, targets = [], []
+    for sentences, i in items:
+        source = sentences.source[sentences.source_offsets[i] : sentences.source_offsets[i + 1]]
+        sources.append(source if sentences.tag is None else np.concatenate([[sentences.tag], source]))
+        targets.append(sentences.target[sentences.target_offsets[i] : sentences.target_offsets[i + 1]])
+    return packed(sources, targets, tuple(dict.fromkeys(sentences.name for sentences, _ in items)))
 
 
 def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:

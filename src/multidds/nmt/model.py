@@ -1,7 +1,9 @@
 """The paper's transformer: pre-norm with ScaleNorm, tied decoder embeddings, sinusoidal positions (appendix A.2).
 
-Owns parameters, the forward pass and the label-smoothed loss. Shapes are in trailing comments: B sentences,
-S source and T target tokens, D width, H heads, R real (not padded) target tokens, V target vocabulary.
+Owns parameters and the forward pass up to the loss; the arithmetic that a CPU spends its time on is in kernels.py.
+Sentences are packed: rows of tokens without padding, which only attention spreads out. Shapes are in trailing comments:
+B sentences, D width, H heads; P source and R target tokens in all, S and T in the longest sentence; N and L on either
+side; V target vocabulary.
 """
 
 import math
@@ -11,7 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .batches import Batch
+from . import kernels
+from .batches import Batch, Rows
 
 EPSILON = 1e-6  # of the norms; the exported model has the same
 
@@ -21,15 +24,59 @@ class ScaleNorm(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.width = width
         self.g = nn.Parameter(torch.tensor(math.sqrt(width)))
 
     def forward(self, x: Tensor) -> Tensor:  # [..., D]
-        return F.rms_norm(x, (self.width,), eps=EPSILON) * (self.g / math.sqrt(self.width))
+        return kernels.scale_norm(x, self.g, EPSILON)
 
 
 def norm(kind: str, width: int) -> nn.Module:
     return ScaleNorm(width) if kind == "scale" else nn.LayerNorm(width, eps=EPSILON)
+
+
+class Layout:
+    """How the packed rows of one side are spread out to padded heads for attention, and collected again.
+
+    One gather each way, straight into the order that batched matrix products want.
+    """
+
+    def __init__(self, rows: Rows, heads: int, like: Tensor) -> None:
+        self.rows, self.heads = rows, heads
+        padded = like.new_zeros(rows.sentences * rows.longest).index_fill_(0, rows.padding, -math.inf)
+        self.no_padding = padded.view(-1, 1, rows.longest).repeat_interleave(heads, 0)  # [B * H, 1, L]
+        self.no_future = like.new_full((1, rows.longest, rows.longest), -math.inf).triu_(1)
+        self._maps: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def spread(self, x: Tensor, parts: int) -> Tensor:  # [N, C * D] -> [C, B * H, L, D / H]; padding holds anything
+        packed, padded = self._map(parts)
+        width = x.shape[1] // (parts * self.heads)
+        return kernels.moved(x.view(-1, width), packed, padded).view(parts, -1, self.rows.longest, width)
+
+    def collect(self, h: Tensor) -> Tensor:  # [B * H, L, D / H] -> [N, D]
+        packed, padded = self._map(1)
+        holes = self._padded(self.rows.padding, 1).flatten()
+        return kernels.moved(h.flatten(0, 1), padded, packed, holes).view(len(self.rows.places), -1)
+
+    def _map(self, parts: int) -> tuple[Tensor, Tensor]:
+        """For each row of [C, B, H, L] its row of [N, C, H], and the other way round."""
+        if parts not in self._maps:
+            part, head = self._counts(parts)
+            tokens = self.rows.tokens.view(1, -1, 1, self.rows.longest)
+            packed = (tokens * parts + part[..., None, None]) * self.heads + head[:, None]  # [C, B, H, L]
+            self._maps[parts] = packed.flatten(), self._padded(self.rows.places, parts).flatten()
+        return self._maps[parts]
+
+    def _padded(self, places: Tensor, parts: int) -> Tensor:
+        """The rows of [C, B, H, L] that belong to places in [B, L]. [places, C, H]"""
+        part, head = self._counts(parts)
+        longest = self.rows.longest
+        sentence, position = places // longest, places % longest
+        row = (part * self.rows.sentences + sentence[:, None, None]) * self.heads + head
+        return row * longest + position[:, None, None]
+
+    def _counts(self, parts: int) -> tuple[Tensor, Tensor]:
+        device = self.rows.places.device
+        return torch.arange(parts, device=device)[:, None], torch.arange(self.heads, device=device)  # [C, 1], [H]
 
 
 class Attention(nn.Module):
@@ -37,7 +84,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float, to_encoder: bool) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.dropout = dropout
         if to_encoder:
             self.query = nn.Linear(width, width)
             self.key_value = nn.Linear(width, 2 * width)
@@ -45,22 +92,18 @@ class Attention(nn.Module):
             self.query_key_value = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(
-        self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None, causal: bool = False
-    ) -> Tensor:
-        if memory is None:
-            q, k, v = self.query_key_value(x).chunk(3, dim=-1)  # [B, T, D] each
-        else:
-            q = self.query(x)
-            k, v = self.key_value(memory).chunk(2, dim=-1)  # [B, S, D] each
-        q, k, v = (self._split(t) for t in (q, k, v))  # [B, H, T or S, D / H]
-        dropout = self.dropout if self.training else 0.0
-        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
-        result: Tensor = self.out(h.transpose(1, 2).flatten(2))  # [B, T, D]
-        return result
+    def forward(self, x: Tensor, own: Layout, causal: bool) -> Tensor:  # [N, D]
+        bias = own.no_future if causal else own.no_padding
+        return self._attended(own.spread(self.query_key_value(x), 3), None, own, bias)
 
-    def _split(self, t: Tensor) -> Tensor:
-        return t.view(*t.shape[:-1], self.heads, -1).transpose(1, 2)
+    def to_encoder(self, x: Tensor, own: Layout, memory: Tensor, its: Layout) -> Tensor:  # [R, D], [P, D] -> [R, D]
+        query, key_value = own.spread(self.query(x), 1), its.spread(self.key_value(memory), 2)
+        return self._attended(query, key_value, own, its.no_padding)
+
+    def _attended(self, first: Tensor, memory: Tensor | None, own: Layout, bias: Tensor) -> Tensor:
+        h = kernels.attend(first, memory, bias, self.dropout if self.training else 0.0)  # [B * H, L, D / H]
+        result: Tensor = self.out(own.collect(h))
+        return result
 
 
 class Layer(nn.Module):
@@ -70,6 +113,7 @@ class Layer(nn.Module):
         super().__init__()
         width, kind = settings["width"], settings["norm"]
         attention = (width, settings["heads"], settings["attention_dropout"])
+        self.heads = settings["heads"]
         self.dropout, self.activation_dropout = settings["dropout"], settings["activation_dropout"]
         self.self_norm, self.self_attention = norm(kind, width), Attention(*attention, to_encoder=False)
         self.decoder = decoder
@@ -78,21 +122,18 @@ class Layer(nn.Module):
         self.feed_norm = norm(kind, width)
         self.inner, self.outer = nn.Linear(width, settings["inner"]), nn.Linear(settings["inner"], width)
 
-    def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
-        if self.decoder:
-            x = x + self._dropped(self.self_attention(self.self_norm(x), causal=True))
-            x = x + self._dropped(self.cross_attention(self.cross_norm(x), memory, mask))
-        else:
-            x = x + self._dropped(self.self_attention(self.self_norm(x), mask=mask))
-        h = F.dropout(F.relu(self.inner(self.feed_norm(x))), self.activation_dropout, self.training)
-        return x + self._dropped(self.outer(h))
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+    def forward(self, x: Tensor, own: Layout, memory: Tensor | None = None, its: Layout | None = None) -> Tensor:
+        dropout, activation_dropout = (self.dropout, self.activation_dropout) if self.training else (0.0, 0.0)
+        x = kernels.add_dropped(x, self.self_attention(self.self_norm(x), own, causal=self.decoder), dropout)
+        if memory is not None and its is not None:
+            h = self.cross_attention.to_encoder(self.cross_norm(x), own, memory, its)
+            x = kernels.add_dropped(x, h, dropout)
+        h = kernels.relu_dropped(self.inner(self.feed_norm(x)), activation_dropout)
+        return kernels.add_dropped(x, self.outer(h), dropout)
 
 
 class Transformer(nn.Module):
-    """Source and target token numbers in, hidden states of the target positions out; `loss` goes on from there."""
+    """A batch in, its loss out."""
 
     positions: Tensor
 
@@ -101,7 +142,7 @@ class Transformer(nn.Module):
         activation_dropout, norm. longest: the largest number of positions."""
         super().__init__()
         width = settings["width"]
-        self.width, self.dropout = width, settings["dropout"]
+        self.width, self.heads, self.dropout = width, settings["heads"], settings["dropout"]
         self.source_embedding = nn.Embedding(source_tokens, width)
         self.target_embedding = nn.Embedding(target_tokens, width)  # also the output projection
         self.encoder = nn.ModuleList(Layer(settings, decoder=False) for _ in range(settings["encoder_layers"]))
@@ -121,31 +162,31 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def encode(self, source: Tensor, mask: Tensor | None) -> Tensor:  # [B, S], [B, 1, 1, S] -> [B, S, D]
-        x = self._embedded(self.source_embedding, source)
-        for layer in self.encoder:
-            x = layer(x, None, mask)
-        result: Tensor = self.encoder_norm(x)
-        return result
+    def forward(self, batch: Batch, smoothing: float) -> Tensor:
+        """The label-smoothed cross entropy, summed over the target tokens (natural logarithm). []"""
+        return kernels.summed_cross_entropy(
+            self.hidden(batch), self.target_embedding.weight, batch.target_out, smoothing
+        )
 
-    def decode(self, target: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:  # [B, T] -> [B, T, D]
-        # Padding is at the end, where only padding can see it: the causal mask is enough.
-        x = self._embedded(self.target_embedding, target)
+    def logits(self, batch: Batch) -> Tensor:  # [R, V]
+        return F.linear(self.hidden(batch), self.target_embedding.weight)
+
+    def hidden(self, batch: Batch) -> Tensor:  # [R, D]
+        weight = self.target_embedding.weight
+        source, target = (Layout(rows, self.heads, weight) for rows in (batch.source_rows, batch.target_rows))
+        memory = self._embedded(self.source_embedding, batch.source, batch.source_rows)
+        for layer in self.encoder:
+            memory = layer(memory, source)
+        memory = self.encoder_norm(memory)  # [P, D]
+        x = self._embedded(self.target_embedding, batch.target_in, batch.target_rows)
         for layer in self.decoder:
-            x = layer(x, memory, mask)
+            x = layer(x, target, memory, source)
         result: Tensor = self.decoder_norm(x)
         return result
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits of the real target tokens. [R, V]"""
-        mask = None if batch.source_mask is None else batch.source_mask[:, None, None, :]
-        hidden = self.decode(batch.target_in, self.encode(batch.source, mask), mask)  # [B, T, D]
-        rows = hidden.flatten(0, 1).index_select(0, batch.rows)  # [R, D]
-        return F.linear(rows, self.target_embedding.weight)
-
-    def _embedded(self, embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-        x = embedding(tokens) * math.sqrt(self.width) + self.positions[: tokens.shape[1]]
-        return F.dropout(x, self.dropout, self.training)
+    def _embedded(self, embedding: nn.Embedding, tokens: Tensor, rows: Rows) -> Tensor:  # [N] -> [N, D]
+        x = torch.add(self.positions[rows.positions], embedding(tokens), alpha=math.sqrt(self.width))
+        return kernels.dropped(x, self.dropout if self.training else 0.0)
 
 
 def sinusoids(count: int, width: int) -> Tensor:
@@ -154,8 +195,3 @@ def sinusoids(count: int, width: int) -> Tensor:
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000.0) / max(half - 1, 1)))
     angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
-
-
-def summed_loss(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
-    """The label-smoothed cross entropy, summed over the real target tokens (natural logarithm)."""
-    return F.cross_entropy(model(batch).float(), batch.target_out, label_smoothing=smoothing, reduction="sum")

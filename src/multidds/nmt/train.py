@@ -23,7 +23,7 @@ from . import checkpoints
 from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
 from .config import Config
 from .errors import UserError
-from .model import Transformer, summed_loss
+from .model import Transformer
 from .prepare import Prepared
 from .run_folder import Records, check_run_folder, write_run_config
 
@@ -165,7 +165,7 @@ class Run:
     def _summed_loss(self, model: nn.Module, batch: Batch, smooth: bool = True) -> Tensor:
         bfloat16 = self.config.train.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            return summed_loss(model, batch.to(self.device), self.config.train.label_smoothing if smooth else 0.0)
+            return model(batch.to(self.device), self.config.train.label_smoothing if smooth else 0.0)  # type: ignore[no-any-return]
 
     def watch(self, batches: list[Batch], tokens: int, show: Display) -> None:
         """Stop at a loss that is not finite, and log. On an accelerator only now and then: it would have to wait."""
