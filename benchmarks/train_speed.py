@@ -34,6 +34,7 @@ SIZES = {
 TOKENS = {"small": 4096, "paper": 4800}
 VOCABULARY = 8000
 LONGEST = 150
+POOL = 50  # batches
 DROPOUT = 0.3
 SMOOTHING = 0.1
 CLIP = 25.0
@@ -190,12 +191,12 @@ class MadeUp:
 
 
 def made_up_batches(count: int, tokens: int) -> list[Batch]:
-    """As in training: a pool of draws, sorted and cut, then shuffled."""
-    sentences = MadeUp(2 * count * tokens // 25)
+    """As in training: a pool of draws, sorted, cut and shuffled. From a smaller pool there would be more padding."""
+    sentences = MadeUp(2 * POOL * tokens // 25)
     longer = np.maximum(sentences.source_lengths, sentences.target_lengths)
-    enough = int(np.searchsorted(np.cumsum(longer), count * tokens))
-    cut = batches._cut([(sentences, i) for i in range(enough)], count)
-    return [batches.assemble(items) for items in batches._shuffled(cut, 0, 0)]
+    enough = int(np.searchsorted(np.cumsum(longer), POOL * tokens))
+    cut = batches._cut([(sentences, i) for i in range(enough)], POOL)
+    return [batches.assemble(items) for items in batches._shuffled(cut, 0, 0)[:count]]
 
 
 def arithmetic(size: str, batch: Batch) -> float:

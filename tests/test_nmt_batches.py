@@ -5,7 +5,7 @@ import torch
 from toy_runs import small_config
 
 from multidds import Mixture
-from multidds.nmt.batches import Sentences, Stream, assemble, evaluation_batches, probe_batches
+from multidds.nmt.batches import Rows, Sentences, Stream, assemble, evaluation_batches, probe_batches
 from multidds.nmt.prepare import BEGIN, END, Prepared, tag_of
 
 
@@ -28,18 +28,28 @@ def contents(step):
 def test_a_batch_holds_its_sentences_with_their_ends(data):
     sentences = data["mirror-base"]
     batch = assemble([(sentences, 4), (sentences, 9)])
-    for row, i in enumerate((4, 9)):
-        source = sentences.source[sentences.source_offsets[i] : sentences.source_offsets[i + 1]].tolist()
-        target = sentences.target[sentences.target_offsets[i] : sentences.target_offsets[i + 1]].tolist()
-        assert batch.source[row, : len(source) + 1].tolist() == [*source, END]
-        assert batch.target_in[row, : len(target) + 1].tolist() == [BEGIN, *target]
-        width = batch.target_in.shape[1]
-        mine = [
-            t for t, place in zip(batch.target_out.tolist(), batch.rows.tolist(), strict=True) if place // width == row
-        ]
-        assert mine == [*target, END]
+    source, target_in, target_out = [], [], []
+    for i in (4, 9):
+        tokens = sentences.source[sentences.source_offsets[i] : sentences.source_offsets[i + 1]].tolist()
+        source += [*tokens, END]
+        tokens = sentences.target[sentences.target_offsets[i] : sentences.target_offsets[i + 1]].tolist()
+        target_in += [BEGIN, *tokens]
+        target_out += [*tokens, END]
+    assert batch.source.tolist() == source
+    assert batch.target_in.tolist() == target_in
+    assert batch.target_out.tolist() == target_out
     assert batch.tokens == len(batch.target_out)
+    assert batch.sentences == 2
     assert batch.pairs == ("mirror-base",)
+
+
+def test_rows_lead_from_tokens_to_padded_places_and_back():
+    rows = Rows.of([2, 4, 1])
+    assert (rows.sentences, rows.longest) == (3, 4)
+    assert rows.positions.tolist() == [0, 1, 0, 1, 2, 3, 0]
+    assert rows.places.tolist() == [0, 1, 4, 5, 6, 7, 8]
+    assert rows.tokens[rows.places].tolist() == list(range(7))
+    assert rows.padding.tolist() == [2, 3, 9, 10, 11]
 
 
 @pytest.mark.parametrize("mixing", ["example", "batch"])
@@ -52,9 +62,9 @@ def test_batches_have_about_their_tokens_and_little_padding(data, mixing):
         assert sum(batch.sentences for batch in batches) == sentences
         assert sum(batch.tokens for batch in batches) == tokens
         for batch in batches:
-            assert max(batch.source.numel(), batch.target_in.numel()) < 1500
-            padded += batch.source.numel() + batch.target_in.numel()
-            real += batch.tokens + (batch.source.numel() if batch.source_mask is None else int(batch.source_mask.sum()))
+            assert batch.padded < 1500
+            padded += batch.source_rows.tokens.numel() + batch.target_rows.tokens.numel()
+            real += batch.tokens + len(batch.source)
     assert padded / real < 1.25
 
 
@@ -150,7 +160,7 @@ def test_a_validation_sees_every_sentence_once_within_its_budget(data):
     batches = list(evaluation_batches(sentences, 500))
     assert sum(batch.sentences for batch in batches) == len(sentences)
     assert sum(batch.tokens for batch in batches) == int(sentences.target_lengths.sum())
-    assert max(max(batch.source.numel(), batch.target_in.numel()) for batch in batches) <= 500
+    assert max(batch.padded for batch in batches) <= 500
 
 
 def test_a_probe_batch_has_about_its_tokens_and_is_a_function_of_the_generator(data):
@@ -161,8 +171,8 @@ def test_a_probe_batch_has_about_its_tokens_and_is_a_function_of_the_generator(d
     draw = probe_batches(data["shift-base"], 3000)
     for seed in range(10):
         parts = draw(torch.Generator().manual_seed(seed))
-        real = sum(b.source.numel() if b.source_mask is None else int(b.source_mask.sum()) for b in parts)
-        padded = sum(max(b.source.numel(), b.target_in.numel()) for b in parts)
+        real = sum(len(b.source) for b in parts)
+        padded = sum(b.padded for b in parts)
         assert 2500 < real <= 3000
         assert padded < 1.25 * 3000  # in parts of similar lengths; one tensor would be twice as large
 
@@ -181,4 +191,4 @@ def test_the_tag_stands_at_the_head_of_the_source_in_one_to_many(corpus, monkeyp
     prepared = Prepared(config)
     for pair in config.data.pairs:
         batch = assemble([(Sentences(config, prepared, pair.name, "train"), 0)])
-        assert prepared.vocabulary["source"][int(batch.source[0, 0])] == tag_of(pair.target)
+        assert prepared.vocabulary["source"][int(batch.source[0])] == tag_of(pair.target)

@@ -1,12 +1,14 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from toy_runs import small_config
+from train_speed import padded, plain_loss
 
-from multidds.nmt.batches import Sentences, assemble
-from multidds.nmt.model import ScaleNorm, Transformer, sinusoids, summed_loss
+from multidds.nmt.batches import Batch, Rows, Sentences, assemble, packed
+from multidds.nmt.model import Layout, ScaleNorm, Transformer, sinusoids
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.train import learning_rate, model_of
 from multidds.nmt.translate import _sinusoids
@@ -28,8 +30,8 @@ def test_padding_never_changes_a_loss(sentences):
     data, model = sentences
     model.eval()
     items = [(data, i) for i in range(12)]
-    one_by_one = sum(summed_loss(model, assemble([item]), 0.1).item() for item in items)
-    assert summed_loss(model, assemble(items), 0.1).item() == pytest.approx(one_by_one, rel=1e-5)
+    one_by_one = sum(model(assemble([item]), 0.1).item() for item in items)
+    assert model(assemble(items), 0.1).item() == pytest.approx(one_by_one, rel=1e-5)
 
 
 def test_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(sentences):
@@ -40,21 +42,21 @@ def test_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(sentences):
     def gradient(batches):
         model.zero_grad()
         for batch in batches:
-            summed_loss(model, batch, 0.1).backward()
+            model(batch, 0.1).backward()
         return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
 
     together, apart = gradient([assemble(items)]), gradient([assemble([item]) for item in items])
-    assert torch.allclose(together, apart, rtol=1e-4, atol=1e-5)  # the loss itself is taken in float32
+    assert torch.allclose(together, apart, rtol=1e-10, atol=1e-12)
 
 
 def test_label_smoothing_is_the_formula(sentences):
     data, model = sentences
     model.eval()
     batch = assemble([(data, 3), (data, 8)])
-    log_p = torch.log_softmax(model(batch), dim=-1)
+    log_p = torch.log_softmax(model.logits(batch), dim=-1)
     likelihood = log_p[torch.arange(batch.tokens), batch.target_out]
     expected = -(0.9 * likelihood + 0.1 * log_p.mean(-1)).sum().item()
-    assert summed_loss(model, batch, 0.1).item() == pytest.approx(expected, rel=1e-5)
+    assert model(batch, 0.1).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_scale_norm_is_g_times_the_direction():
@@ -80,30 +82,107 @@ def test_attention_is_the_formula():
     torch.manual_seed(0)
     model = Transformer(20, 20, 12, **SETTINGS).eval()
     attention = model.decoder[0].cross_attention
-    x, memory = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
-    mask = torch.tensor([[True, True, True, False, False], [True] * 5])
+    targets, sources = Rows.of([3, 2]), Rows.of([3, 5])
+    x, memory = torch.randn(5, 16), torch.randn(8, 16)
+    found = attention.to_encoder(x, Layout(targets, 4, x), memory, Layout(sources, 4, x))
     q, k, v = attention.query(x), *attention.key_value(memory).chunk(2, dim=-1)
-    heads = []
-    for h in range(4):
-        part = slice(4 * h, 4 * h + 4)
-        scores = q[..., part] @ k[..., part].transpose(1, 2) / 2.0
-        heads.append(scores.masked_fill(~mask[:, None, :], -math.inf).softmax(-1) @ v[..., part])
-    expected = attention.out(torch.cat(heads, dim=-1))
-    assert torch.allclose(attention(x, memory, mask[:, None, None, :]), expected, atol=1e-6)
+    for own, its in ((slice(0, 3), slice(0, 3)), (slice(3, 5), slice(3, 8))):  # one sentence and the other
+        heads = []
+        for h in range(4):
+            part = slice(4 * h, 4 * h + 4)
+            scores = q[own, part] @ k[its, part].T / 2.0
+            heads.append(scores.softmax(-1) @ v[its, part])
+        assert torch.allclose(found[own], attention.out(torch.cat(heads, dim=-1)), atol=1e-6)
 
 
 def test_no_position_sees_a_later_one_and_all_see_the_source():
     torch.manual_seed(0)
     model = Transformer(20, 20, 12, **SETTINGS).eval()
-    source, target = torch.randint(0, 20, (1, 6)), torch.randint(0, 20, (1, 7))
-    hidden = model.decode(target, model.encode(source, None), None)
-    changed = target.clone()
-    changed[0, 4] = (changed[0, 4] + 1) % 20
-    other = model.decode(changed, model.encode(source, None), None)
-    assert torch.allclose(hidden[:, :4], other[:, :4], atol=1e-6)
-    assert not torch.allclose(hidden[:, 4], other[:, 4], atol=1e-3)
-    source[0, 5] = (source[0, 5] + 1) % 20
-    assert not torch.allclose(hidden[:, 0], model.decode(target, model.encode(source, None), None)[:, 0], atol=1e-4)
+    source, target = np.arange(5, 11), np.arange(6, 13)
+    hidden = model.hidden(packed([source], [target]))  # [<s> and 7 tokens, D]
+    changed = target.copy()
+    changed[3] += 1  # the fifth token of target_in
+    other = model.hidden(packed([source], [changed]))
+    assert torch.allclose(hidden[:4], other[:4], atol=1e-6)
+    assert not torch.allclose(hidden[4], other[4], atol=1e-3)
+    source[5] += 1
+    assert not torch.allclose(hidden[0], model.hidden(packed([source], [target]))[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["scale", "layer"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
+def test_loss_and_every_gradient_are_those_of_the_plain_version(norm, dtype, tolerance):
+    """Padded, with torch's own functions: the baseline of benchmarks/train_speed.py."""
+    torch.manual_seed(0)
+    model = Transformer(60, 70, 40, **{**SETTINGS, "norm": norm}).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():  # no zero bias, no g that is the same everywhere
+            parameter += 0.1 * torch.randn_like(parameter)
+    rng = np.random.default_rng(1)
+    sides = [[rng.integers(3, 60, rng.integers(1, 30)) for _ in range(9)] for _ in range(2)]
+    batch = packed(*sides)
+
+    def gradients(loss):
+        model.zero_grad()
+        (0.37 * loss).backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    for smoothing in (0.0, 0.1):
+        ours, plain = model(batch, smoothing), plain_loss(model, padded(batch), smoothing)
+        assert ours.dtype == dtype
+        assert ours.item() == pytest.approx(plain.item(), rel=tolerance)
+        expected = gradients(plain)
+        for name, gradient in gradients(ours).items():
+            scale = expected[name].abs().max().item()
+            assert torch.allclose(gradient, expected[name], rtol=tolerance, atol=tolerance * scale), name
+        with torch.no_grad():
+            assert model(batch, smoothing).item() == ours.item()
+
+
+def test_dropout_acts_at_every_place_and_is_a_function_of_the_seed():
+    """Each rate alone changes a training loss; the mean over seeds of a small rate is near the loss without."""
+    batch = packed([np.arange(5, 15)] * 4, [np.arange(5, 12)] * 4)
+    for place in ("dropout", "attention_dropout", "activation_dropout"):
+        torch.manual_seed(0)
+        model = Transformer(20, 20, 20, **{**SETTINGS, place: 0.05})
+
+        def loss(seed, model=model):
+            torch.manual_seed(seed)
+            return model(batch, 0.1).item()
+
+        assert loss(1) == loss(1) != loss(2)
+        losses = [loss(seed) for seed in range(40)]
+        model.eval()
+        assert loss(1) == loss(2)
+        assert sum(losses) / 40 == pytest.approx(loss(1), rel=0.05)
+
+
+def test_bfloat16_is_near_float32():
+    torch.manual_seed(0)
+    model = Transformer(20, 20, 20, **SETTINGS)
+    batch = packed([np.arange(5, 15), np.arange(5, 9)], [np.arange(5, 12), np.arange(6, 18)])
+    gradients = []
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            loss = model(batch, 0.1)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+def test_a_step_never_asks_for_a_value():
+    """On the meta device there are none: what branches on a tensor, or reads one, fails."""
+    with torch.device("meta"):
+        model = Transformer(20, 20, 20, **{**SETTINGS, "dropout": 0.1, "attention_dropout": 0.1})
+    batch = packed([np.arange(5, 15), np.arange(5, 9)], [np.arange(5, 12), np.arange(6, 18)])
+    rows = (r.moved(lambda t: t.to("meta")) for r in (batch.source_rows, batch.target_rows))
+    tokens = (t.to("meta") for t in (batch.source, batch.target_in, batch.target_out))
+    loss = model(Batch(*tokens, *rows, ()), 0.1)
+    loss.backward()
+    assert loss.is_meta
+    assert all(p.grad.is_meta for p in model.parameters())
 
 
 def test_the_decoder_is_tied_and_the_encoder_apart():

@@ -104,7 +104,7 @@ class _ScaleNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, epsilon: float) -> Tensor:  # [..., D], []
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [..., 1]
-        inverse = length.square_().add_(x.shape[-1] * epsilon).rsqrt_()
+        inverse: Tensor = length.square_().add_(x.shape[-1] * epsilon).rsqrt_()
         ctx.save_for_backward(x, g, inverse)
         return x * (g * inverse)
 
@@ -193,11 +193,13 @@ def summed_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, smoothi
     Shapes: hidden [R, D], weight [V, D], target [R].
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        hidden, weight = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, weight))
-    with torch.autocast(device, enabled=False):
-        result: Tensor = _SummedCrossEntropy.apply(hidden, weight, target, smoothing, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-        return result
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        narrow = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return summed_cross_entropy(hidden.to(narrow), weight.to(narrow), target, smoothing)
+    train = torch.is_grad_enabled()
+    result: Tensor = _SummedCrossEntropy.apply(hidden, weight, target, smoothing, train)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _SummedCrossEntropy(Function):

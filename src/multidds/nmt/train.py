@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from multidds import Alignment, Balancer, Mixture, Scorer, Update, rewards
 
 from . import checkpoints
+from .allocator import keep_freed_memory
 from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
 from .config import Config
 from .errors import UserError
@@ -57,6 +58,7 @@ class Progress:
 
 def train(config: Config, folder: Path, show: Display) -> Progress:
     """Train, or go on training, the run in `folder`."""
+    keep_freed_memory()
     run = Run(config, folder)
     at = run.progress
     if at.step and not at.finished:
@@ -111,7 +113,7 @@ class Run:
             betas=(config.train.beta1, config.train.beta2),
             eps=config.train.eps,
             weight_decay=config.train.weight_decay,
-            fused=self.device.type == "cuda",
+            fused=self.device.type in ("cpu", "cuda"),
         )
         self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
         self.stream = Stream(
@@ -165,7 +167,8 @@ class Run:
     def _summed_loss(self, model: nn.Module, batch: Batch, smooth: bool = True) -> Tensor:
         bfloat16 = self.config.train.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            return model(batch.to(self.device), self.config.train.label_smoothing if smooth else 0.0)  # type: ignore[no-any-return]
+            loss: Tensor = model(batch.to(self.device), self.config.train.label_smoothing if smooth else 0.0)
+            return loss
 
     def watch(self, batches: list[Batch], tokens: int, show: Display) -> None:
         """Stop at a loss that is not finite, and log. On an accelerator only now and then: it would have to wait."""
