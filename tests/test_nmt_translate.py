@@ -36,7 +36,7 @@ def largest_difference(run, pair, split="dev", count=30):
         batch = assemble([(sentences, i)])
         with torch.no_grad():
             ours = model.logits(batch).log_softmax(-1)[torch.arange(batch.tokens), batch.target_out].numpy()
-        source = [prepared.vocabulary["source"][t] for t in batch.source[0].tolist()][:-1]  # </s> is added there
+        source = [prepared.vocabulary["source"][t] for t in batch.source.tolist()][:-1]  # </s> is added there
         target = [prepared.vocabulary["target"][t] for t in batch.target_out.tolist()][:-1]
         theirs = np.array(translator.model.score_batch([source], [target])[0].log_probs)
         worst = max(worst, float(np.abs(ours - theirs).max()))
