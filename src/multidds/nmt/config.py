@@ -118,7 +118,7 @@ class Vocabulary(Section):
     size: Annotated[int, Field(ge=16, le=1_000_000)] = 8000
     temperature: Above0 = 5.0
     sample: Positive = 1_000_000
-    coverage: Annotated[float, Field(gt=0, le=1)] = 1.0
+    coverage: Annotated[float, Field(ge=0.98, le=1)] = 1.0  # the range of sentencepiece
 
 
 class Model(Section):
