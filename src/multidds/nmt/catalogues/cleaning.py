@@ -49,11 +49,11 @@ def tidy(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """What makes two sentences the same: case, punctuation, tags, placeholders and values of numbers do not count.
+    """What makes two sentences the same: case, punctuation, tags, placeholders and numbers do not count.
 
     Empty where a sentence has nothing else.
     """
-    text = _NUMBERS.sub(" 0 ", _without_marks(unicodedata.normalize("NFKC", text).casefold()))
+    text = _NUMBERS.sub(" ", _without_marks(unicodedata.normalize("NFKC", text).casefold()))
     return " ".join(text.translate(_WORDS_ONLY).split())
 
 
