@@ -197,6 +197,7 @@ class MixtureSettings(Section):
     every: Positive = 1000
     probe_tokens: Positive = 4000
     probe_batches: Positive = 1
+    probe_budget: Share = 0.0
     step_ahead: AtLeast0 = 0.0
     priority: str | dict[str, float] = "regular"
     switch_epoch: Count = 0
@@ -305,7 +306,11 @@ def changed_keys(old: Config, new: Config) -> list[str]:
         return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}
 
     a, b = flat(old), flat(new)
-    return [key for key in a if a[key] != b[key]]
+    chosen = (
+        ("mixture.every", "mixture.probe_tokens") if a["mixture.probe_budget"] else ()
+    )  # by the budget, not by hand
+    same_budget = a["mixture.probe_budget"] == b["mixture.probe_budget"]
+    return [key for key in a if a[key] != b[key] and not (same_budget and key in chosen)]
 
 
 def forbidden_changes(old: Config, new: Config) -> list[str]:

@@ -166,8 +166,8 @@ Made by `multidds corpus catalogues` from the translations that ship inside Pyth
 {counts}
 
 train + dev + test + held out elsewhere = kept = read - dropped. An English sentence in the dev or test set of any
-language is in no training file, and none is in both dev and test; case, punctuation, tags, placeholders and the values
-of numbers do not make another sentence. "Held out elsewhere" is what a language cannot train on for that reason.
+language is in no training file, and none is in both dev and test; case, punctuation, tags, placeholders and numbers
+do not make another sentence. "Held out elsewhere" is what a language cannot train on for that reason.
 Catalogues that could not be read: {skipped} (listed in corpus.json).
 
 ## Whose text this is
