@@ -186,14 +186,11 @@ def readme(manifest: Mapping[str, Any]) -> str:
          *(f"{facts['dropped'].get(reason, 0):,}" for reason in reasons), f"{facts['kept']:,}"]
         for name, facts in languages.items()
     ]  # fmt: skip
-    packages = [
-        [p["name"], p["version"], p["licence"], p["kind"], f"https://pypi.org/project/{p['name']}/{p['version']}/"]
-        for p in manifest["packages"]
-    ]
+    packages = [[p["name"], p["version"], p["licence"], p["kind"]] for p in manifest["packages"]]
     return _README.format(
         counts=_markdown(["language", *SPLITS, "held out elsewhere", "read", *reasons, "kept"], rows),
         skipped=len(manifest["skipped"]),
-        packages=_markdown(["package", "version", "licence", "catalogues", "from"], packages),
+        packages=_markdown(["package", "version", "licence", "catalogues"], packages),
     )
 
 
