@@ -17,8 +17,10 @@ from conftest import multidds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds.nmt import catalogues
-from multidds.nmt.catalogues import build, clean, language_of, languages_of, normalised, read_list, split, tidy
+from multidds.nmt.catalogues import build, reading
+from multidds.nmt.catalogues.cleaning import clean, normalised, split, tidy
+from multidds.nmt.catalogues.languages import RELATED, language_of, languages_of
+from multidds.nmt.catalogues.packages import read_list
 from multidds.nmt.errors import UserError
 
 FOUR = "aze,bel,tur,rus"
@@ -75,7 +77,7 @@ def found(tmp_path, members, kind="gettext", language="rus"):
     """The pairs that are read from a wheel, and what was skipped."""
     wheel = wheels.make_wheel(tmp_path, "odd", "1.0", members)
     package = read_list(wheels.write_list(tmp_path / "list.toml", [(wheel, kind)])).package[0]
-    read, skipped, _ = catalogues._read_all([(package, wheel)], [language], lambda *_: None)
+    read, skipped, _ = reading.read_all([(package, wheel)], [language], lambda *_: None)
     return read[language].pairs, skipped
 
 
@@ -214,7 +216,7 @@ def test_a_damaged_or_encrypted_wheel_is_one_line(tmp_path, spoil, message):
 
 def test_a_member_that_is_huge_or_says_that_it_is_small_fills_no_memory(tmp_path):
     name = "locale/ru/LC_MESSAGES/a.po"
-    folder, chosen = cached(tmp_path, {name: b"\0" * (catalogues.MAX_MEMBER + 1)})
+    folder, chosen = cached(tmp_path, {name: b"\0" * (reading.MAX_MEMBER + 1)})
     with pytest.raises(UserError, match=r"is larger than 16,777,216 bytes, too large for a catalogue"):
         build(folder, ["rus"], chosen)
 
@@ -230,7 +232,7 @@ def test_a_member_that_is_huge_or_says_that_it_is_small_fills_no_memory(tmp_path
 
 
 def test_catalogues_that_are_too_large_together_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogues, "MAX_TOTAL", 1000)
+    monkeypatch.setattr(reading, "MAX_TOTAL", 1000)
     folder, chosen = cached(tmp_path, {f"{i}/locale/ru/LC_MESSAGES/a.po": "# " + "x" * 400 for i in range(3)})
     with pytest.raises(UserError, match="its catalogues are larger than 1,000 bytes together"):
         build(folder, ["rus"], chosen)
@@ -475,7 +477,7 @@ def test_every_variant_of_a_language_counts_except_in_another_script():
     for code in ("zh_Hant", "zh-TW", "sr_Latn", "sr@latin", "en", "en_GB", "xx", "", "..", "LC_MESSAGES"):
         assert language_of(code) is None
     assert languages_of(["az", " AZE", "nor", "pt"]) == ["aze", "nob", "por"]
-    assert languages_of(catalogues.RELATED) == list(catalogues.RELATED)
+    assert languages_of(RELATED) == list(RELATED)
 
 
 # -------------------------------------------------------------------------------------------------- cleaning
@@ -486,6 +488,8 @@ def test_every_variant_of_a_language_counts_except_in_another_script():
     [
         ("Two words", "Два слова", "fewer than 3 English words"),
         ("{a} {b} {c} word", "{a} {b} {c} слово", "fewer than 3 English words"),
+        ("{name} %(file)s %s", "{name} %(file)s", "fewer than 3 English words"),
+        ("\uff5bopen the file\uff5d", "открыть файл", "fewer than 3 English words"),  # wide braces are braces
         ("This is it.", "This  is\tit!", "same text on both sides"),
         ("This is English", "Dies ist Deutsch", "wrong script"),
         ("Set up Home Assistant", "Home Assistant", "nothing translated"),
@@ -516,6 +520,25 @@ def test_duplicates_differ_only_in_what_does_not_count():
     assert clean([*pairs, ("Delete {name} for ever?", "Стереть {name}?")], RUSSIAN)[1] == {"duplicate": 1}
 
 
+def test_a_placeholder_more_makes_no_other_sentence_and_nothing_but_placeholders_is_one():
+    assert normalised("Set {entity_name} tilt position") == normalised("Set tilt position")
+    assert normalised("{a}") == normalised("%(b)s %s") == normalised("<b>{{ c }}</b>!") == normalised("") == ""
+    pairs = [("Set tilt position", "Наклонить"), ("Set {entity_name} tilt position", "Наклонить {entity_name}")]
+    assert clean(pairs, RUSSIAN)[1] == {"duplicate": 1}
+
+
+def test_sentences_that_differ_in_a_placeholder_are_held_out_together():
+    words = [f"{a}{b}" for a in "bdklmnrst" for b in "aeiou"]
+    english = [f"set {word} {form}position" for word in words for form in ("", "{name} ")]
+    corpus = split({"rus": [(text, f"перевод {i}") for i, text in enumerate(english)]}, smallest=4, largest=6)["rus"]
+    held = [text for name in ("dev", "test") for text, _ in corpus[name]]
+    assert {len(corpus[name]) for name in ("dev", "test")} == {4}
+    assert len(corpus["train"]) == len(english) - 2 * len(held)  # both forms are gone
+    assert not {text.replace("{name} ", "") for text in held} & {
+        text.replace("{name} ", "") for text, _ in corpus["train"]
+    }
+
+
 @given(st.text())
 def test_tidy_text_is_one_line_of_utf_8_and_stays_so(text):
     once = tidy(text)
@@ -538,8 +561,9 @@ def test_normalising_twice_is_normalising_once(text):
 def test_case_punctuation_spaces_numbers_and_placeholders_make_no_other_sentence(words, mark, upper):
     plain = " ".join(words)
     assert normalised("  ".join(w.upper() if upper else w for w in words) + mark) == normalised(plain)
-    forms = ["{name}", "{other_name}", "%(name)s", "%s", "7", "2024", "https://example.org/a?b=c"]
-    assert len({normalised(f"{plain} {form}") for form in forms}) == 1
+    for form in ("{name}", "${name}", "{{ name }}", "%(name)s", "%s", "%d", "https://example.org/a?b=c"):
+        assert normalised(f"{plain} {form}") == normalised(f"{form} {plain}") == normalised(plain)
+    assert normalised(f"{plain} 7") == normalised(f"{plain} 2024") == normalised(plain)
     assert normalised(f"<b>{plain}</b>") == normalised(plain) != normalised(plain + " again")
 
 

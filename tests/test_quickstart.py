@@ -67,10 +67,21 @@ def test_every_command_of_the_quickstart_works(demo, place):
     assert run(translate_block.strip(), place).count("\n") == 1
     (section,) = blocks(QUICKSTART, "toml")
     recipe = (ROOT / "recipes" / "catalogues.toml").read_text(encoding="utf-8")
-    small = (
-        "[vocabulary]\nsize = 120\ncoverage = 0.98\n[model]\nencoder_layers = 1\ndecoder_layers = 1\nwidth = 16\ninner = 32\n"
-        "heads = 2\n[train]\nmax_steps = 12\nwarmup = 5\n[mixture]\nevery = 5\n"
-    )
+    small = """
+[vocabulary]
+kind = "joint"
+size = 120
+[model]
+encoder_layers = 1
+decoder_layers = 1
+width = 16
+inner = 32
+[train]
+max_steps = 12
+warmup = 5
+[mixture]
+every = 5
+"""
     assert recipe.index("[data]") < recipe.index("[vocabulary]")
     (place / "mine.toml").write_text(section + small)
     (place / "data" / "mine").symlink_to(place / "data" / "catalogues-tiny")

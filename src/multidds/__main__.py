@@ -5,7 +5,10 @@ from importlib.util import find_spec
 
 
 def main() -> None:
-    needed = ("ctranslate2", "pydantic", "rich", "sacrebleu", "safetensors", "sentencepiece", "tensorboard", "typer")
+    needed = (
+        "ctranslate2", "jinja2", "matplotlib", "polib", "pydantic", "rich", "sacrebleu", "safetensors", "sentencepiece",
+        "tensorboard", "typer",
+    )  # fmt: skip
     if any(find_spec(name) is None for name in needed):
         print("The command line needs the translation extra: pip install 'multidds[nmt]'", file=sys.stderr)
         raise SystemExit(2)

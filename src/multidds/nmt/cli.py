@@ -65,7 +65,7 @@ def catalogues(
         str, typer.Option(help="ISO 639-3 codes, or those of two letters, with commas between.")
     ] = "aze,bel,glg,slk,tur,rus,por,ces",
     list_: Annotated[
-        Path | None, typer.Option("--list", help="A list of packages of your own; see nmt/catalogues.toml.")
+        Path | None, typer.Option("--list", help="A list of packages of your own; see nmt/catalogues/packages.toml.")
     ] = None,
 ) -> None:
     """Messages of programs and their translations, out of packages on the registry. Does nothing where it is done."""

@@ -118,7 +118,7 @@ class Vocabulary(Section):
     size: Annotated[int, Field(ge=16, le=1_000_000)] = 8000
     temperature: Above0 = 5.0
     sample: Positive = 1_000_000
-    coverage: Annotated[float, Field(gt=0, le=1)] = 1.0
+    coverage: Annotated[float, Field(ge=0.98, le=1)] = 1.0  # the range of sentencepiece
 
 
 class Model(Section):
@@ -197,6 +197,7 @@ class MixtureSettings(Section):
     every: Positive = 1000
     probe_tokens: Positive = 4000
     probe_batches: Positive = 1
+    probe_budget: Share = 0.0
     step_ahead: AtLeast0 = 0.0
     priority: str | dict[str, float] = "regular"
     switch_epoch: Count = 0
@@ -305,7 +306,11 @@ def changed_keys(old: Config, new: Config) -> list[str]:
         return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}
 
     a, b = flat(old), flat(new)
-    return [key for key in a if a[key] != b[key]]
+    chosen = (
+        ("mixture.every", "mixture.probe_tokens") if a["mixture.probe_budget"] else ()
+    )  # by the budget, not by hand
+    same_budget = a["mixture.probe_budget"] == b["mixture.probe_budget"]
+    return [key for key in a if a[key] != b[key] and not (same_budget and key in chosen)]
 
 
 def forbidden_changes(old: Config, new: Config) -> list[str]:

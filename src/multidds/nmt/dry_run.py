@@ -9,9 +9,10 @@ from rich.table import Table
 from multidds import Mixture
 
 from .batches import Sentences
+from .budget import passes, share, within_budget
 from .config import Config
 from .prepare import Prepared
-from .train import model_of, planned_sentences, prior_of
+from .train import model_of, planned_sentences, planned_steps, prior_of
 
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
 
@@ -19,13 +20,14 @@ TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
 def describe(config: Config, console: Console) -> None:
     prepared = Prepared(config)
     data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+    steps = planned_steps(config, data)
+    config = within_budget(config, steps)
     sizes = {name: len(sentences) for name, sentences in data.items()}
     with torch.device("meta"):  # counted, not made
         model = model_of(config, prepared)
     parameters = sum(p.numel() for p in model.parameters())
     planned = planned_sentences(config, data)
     mean = sum(float(sentences.lengths.sum()) for sentences in data.values()) / sum(sizes.values())
-    steps = planned * mean / config.train.tokens
     console.print_json(json.dumps(json.loads(config.model_dump_json())))
     console.print(f"{config.data.direction}, {parameters:,} parameters, {sum(sizes.values()):,} training pairs")
     console.print(
@@ -37,12 +39,9 @@ def describe(config: Config, console: Console) -> None:
     if settings.method == "static":
         console.print("the mixture is static: no updates")
     else:
-        n = len(sizes)
-        passes = (n + n * n if settings.step_ahead else 2 * n) * settings.probe_batches
-        share = passes * settings.probe_tokens / (settings.every * config.train.tokens)
         console.print(
-            f"an update every {settings.every} steps: {passes} passes over {settings.probe_tokens:,} tokens, "
-            f"{share:.1%} of the tokens of training between two updates"
+            f"an update every {settings.every} steps: {passes(config)} passes over {settings.probe_tokens:,} tokens, "
+            f"{share(config):.1%} of the tokens of training between two updates"
         )
     prior = prior_of(config, sizes, data)
     rules = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES} | {

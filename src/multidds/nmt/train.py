@@ -22,7 +22,8 @@ from multidds import Alignment, Balancer, Mixture, Scorer, Update, rewards
 from . import checkpoints
 from .allocator import keep_freed_memory
 from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
-from .config import Config
+from .budget import within_budget
+from .config import Config, read_run
 from .errors import UserError
 from .model import Transformer
 from .prepare import Prepared
@@ -92,7 +93,7 @@ class Run:
     """Everything that a training consists of, made from a config and, if there is one, the newest checkpoint."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.config, self.folder = config, folder
+        self.folder = folder
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
         if config.train.threads:
@@ -103,6 +104,8 @@ class Run:
         found = checkpoints.newest(folder) if folder.exists() else None
 
         self.data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+        resumed = read_run(folder)[0] if found is not None else None
+        self.config = config = within_budget(config, planned_steps(config, self.data), resumed)
         self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
         self.total = sum(len(sentences) for sentences in self.data.values())
         torch.manual_seed(config.train.seed)
@@ -441,11 +444,16 @@ def prior_of(config: Config, sizes: dict[str, int], data: dict[str, Sentences]) 
 def planned_sentences(config: Config, data: dict[str, Sentences]) -> float:
     """How many sentence pairs the whole training will see."""
     total = sum(len(sentences) for sentences in data.values())
-    by_epochs = float(config.train.max_epochs * total)
-    if not config.train.max_steps:
-        return by_epochs
-    mean = sum(float(sentences.lengths.sum()) for sentences in data.values()) / total
-    return min(by_epochs, config.train.max_steps * config.train.tokens / mean)
+    return planned_steps(config, data) * config.train.tokens / (_all_tokens(data) / total)
+
+
+def planned_steps(config: Config, data: dict[str, Sentences]) -> float:
+    by_epochs = config.train.max_epochs * _all_tokens(data) / config.train.tokens
+    return min(by_epochs, config.train.max_steps or by_epochs)
+
+
+def _all_tokens(data: dict[str, Sentences]) -> float:
+    return sum(float(sentences.lengths.sum()) for sentences in data.values())
 
 
 def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:

@@ -145,6 +145,9 @@ def all_methods(setting: Setting) -> Table:
     if not labels:
         table.notes.append("No run has been scored yet.")
         return table
+    if set(labels) <= {setting.best_baseline, main_method(setting)}:
+        table.notes.append("There are no others than the two above.")
+        return table
     table.columns = ["pair", *labels]
     means: dict[str, list[float]] = {label: [] for label in labels}
     for pair in setting.pairs:
