@@ -105,7 +105,8 @@ def test_scale_norm_is_the_formula_with_its_gradients():
     expected = g * x / (x.square().sum(-1, keepdim=True) + 6 * 1e-2).sqrt()
     assert torch.allclose(kernels.scale_norm(x, g, 1e-2), expected)
     assert gradcheck(lambda x, g: kernels.scale_norm(x, g, 1e-2), (x, g))
-    assert torch.isfinite(kernels.scale_norm(torch.zeros(2, 4), torch.tensor(2.0), 1e-6)).all()
+    assert torch.equal(kernels.scale_norm(torch.zeros(2, 4), torch.tensor(2.0), 1e-6), torch.zeros(2, 4))
+    assert kernels.scale_norm(torch.full((1, 4), 1e30), torch.tensor(2.0), 1e-6).isnan().all()  # not a silent zero
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])

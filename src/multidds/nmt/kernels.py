@@ -103,8 +103,8 @@ def scale_norm(x: Tensor, g: Tensor, epsilon: float) -> Tensor:
 class _ScaleNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, g: Tensor, epsilon: float) -> Tensor:  # [..., D], []
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [..., 1]
-        inverse: Tensor = length.square_().add_(x.shape[-1] * epsilon).rsqrt_()
+        squared: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(x.shape[-1] * epsilon)
+        inverse = squared.rsqrt().add_(squared, alpha=0)  # [..., 1]; NaN where a square overflows, which 0 would hide
         ctx.save_for_backward(x, g, inverse)
         return x * (g * inverse)
 
