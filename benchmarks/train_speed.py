@@ -66,11 +66,11 @@ def plain_loss(model: Transformer, batch: Padded, smoothing: float) -> Tensor:
     """What model(batch, smoothing) is, the way one writes it first: padded, and with torch's own functions."""
     memory = _embedded(model, model.source_embedding, batch.source)
     for layer in model.encoder:
-        memory = _layer(layer, memory, None, batch.source_mask)
+        memory = _layer(layer, model.heads, memory, None, batch.source_mask)
     memory = _norm(model.encoder_norm, memory)
     x = _embedded(model, model.target_embedding, batch.target_in)
     for layer in model.decoder:
-        x = _layer(layer, x, memory, batch.source_mask)
+        x = _layer(layer, model.heads, x, memory, batch.source_mask)
     rows = _norm(model.decoder_norm, x).flatten(0, 1)[batch.places]  # [R, D]
     logits = F.linear(rows, model.target_embedding.weight)
     return F.cross_entropy(logits, batch.target_out, label_smoothing=smoothing, reduction="sum")
@@ -81,10 +81,10 @@ def _embedded(model: Transformer, embedding: nn.Embedding, tokens: Tensor) -> Te
     return F.dropout(x, model.dropout, model.training)
 
 
-def _layer(layer: Layer, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
-    heads, training = layer.heads, layer.training
+def _layer(layer: Layer, heads: int, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
+    training = layer.training
 
-    def attended(h: Tensor, attention: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    def attended(attention: nn.Module, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
         rate = attention.dropout if training else 0.0
         h = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, **options)
@@ -92,10 +92,10 @@ def _layer(layer: Layer, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tens
 
     h = _norm(layer.self_norm, x)
     options = {"attn_mask": mask} if memory is None else {"is_causal": True}
-    x = x + attended(h, layer.self_attention, *layer.self_attention.query_key_value(h).chunk(3, -1), **options)
+    x = x + attended(layer.self_attention, *layer.self_attention.query_key_value(h).chunk(3, -1), **options)
     if memory is not None:
         h, cross = _norm(layer.cross_norm, x), layer.cross_attention
-        x = x + attended(h, cross, cross.query(h), *cross.key_value(memory).chunk(2, -1), attn_mask=mask)
+        x = x + attended(cross, cross.query(h), *cross.key_value(memory).chunk(2, -1), attn_mask=mask)
     h = F.dropout(F.relu(layer.inner(_norm(layer.feed_norm, x))), layer.activation_dropout, training)
     return x + F.dropout(layer.outer(h), layer.dropout, training)
 

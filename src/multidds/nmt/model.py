@@ -46,6 +46,7 @@ class Layout:
         self.no_padding = padded.view(-1, 1, rows.longest).repeat_interleave(heads, 0)  # [B * H, 1, L]
         self.no_future = like.new_full((1, rows.longest, rows.longest), -math.inf).triu_(1)
         self._maps: dict[int, tuple[Tensor, Tensor]] = {}
+        self._holes = self._padded(rows.padding, 1).flatten()
 
     def spread(self, x: Tensor, parts: int) -> Tensor:  # [N, C * D] -> [C, B * H, L, D / H]; padding holds anything
         packed, padded = self._map(parts)
@@ -54,8 +55,7 @@ class Layout:
 
     def collect(self, h: Tensor) -> Tensor:  # [B * H, L, D / H] -> [N, D]
         packed, padded = self._map(1)
-        holes = self._padded(self.rows.padding, 1).flatten()
-        return kernels.moved(h.flatten(0, 1), padded, packed, holes).view(len(self.rows.places), -1)
+        return kernels.moved(h.flatten(0, 1), padded, packed, self._holes).view(len(self.rows.places), -1)
 
     def _map(self, parts: int) -> tuple[Tensor, Tensor]:
         """For each row of [C, B, H, L] its row of [N, C, H], and the other way round."""
@@ -82,7 +82,7 @@ class Layout:
 class Attention(nn.Module):
     """Multi-head attention, to itself (one fused projection) or to the encoder (query apart)."""
 
-    def __init__(self, width: int, heads: int, dropout: float, to_encoder: bool) -> None:
+    def __init__(self, width: int, dropout: float, to_encoder: bool) -> None:
         super().__init__()
         self.dropout = dropout
         if to_encoder:
@@ -112,8 +112,7 @@ class Layer(nn.Module):
     def __init__(self, settings: dict[str, Any], decoder: bool) -> None:
         super().__init__()
         width, kind = settings["width"], settings["norm"]
-        attention = (width, settings["heads"], settings["attention_dropout"])
-        self.heads = settings["heads"]
+        attention = (width, settings["attention_dropout"])
         self.dropout, self.activation_dropout = settings["dropout"], settings["activation_dropout"]
         self.self_norm, self.self_attention = norm(kind, width), Attention(*attention, to_encoder=False)
         self.decoder = decoder
