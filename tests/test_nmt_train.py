@@ -11,11 +11,14 @@ import time
 import pytest
 import torch
 from conftest import ROOT, multidds
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, small_config
 
 from multidds.nmt import checkpoints
+from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
 from multidds.nmt.errors import UserError
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.train import Run, planned_sentences, prior_of, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
@@ -40,7 +43,35 @@ def same_runs(a, b):
     assert all(torch.equal(best[0][0][name], best[1][0][name]) for name in best[0][0])
 
 
-@pytest.mark.parametrize("method", ["static", "multidds", "multidds-s", "moving-average"])
+def sizes_of(config):
+    prepared = Prepared(config)
+    data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+    return {name: len(sentences) for name, sentences in data.items()}, data
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuses what would make the host wait for the device, were the tensors on one."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim")
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        assert function.overloadpacket.__name__ not in self.WAITS, f"{function} waits for the device"
+        return function(*arguments, **(options or {}))
+
+
+def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "mixture.every=100", "train.label_smoothing=0.1")
+    run = Run(config, tmp_path / "run")
+    for _ in range(3):
+        batches, _, tokens = run.stream.next(run.steps_until_update())
+        with NoWaiting():
+            run.step(batches, tokens)
+    with pytest.raises(AssertionError, match="waits"), NoWaiting():  # the net has no hole
+        torch.ones(1).item()
+    run.close()
+
+
+@pytest.mark.parametrize("method", ["static", "multidds", "multidds-s", "moving-average", "constant"])
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_path, method, mixing):
     config = small_config(corpus, monkeypatch, f"mixture.method={method}", f"train.mixing={mixing}", "train.tokens=200")
@@ -50,14 +81,19 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
     found = records(tmp_path / "run")
     kinds = [(record["kind"], record["step"]) for record in found]
     updates = [("update", 5), ("update", 10)] if method != "static" else []
-    assert sorted(kinds) == sorted([("step", s) for s in (3, 6, 9, 12)] + updates + [("validation", 12)])
+    ends = [("start", 0), ("validation", 12)]
+    assert sorted(kinds) == sorted([("step", s) for s in (3, 6, 9, 12)] + updates + ends)
+    assert found[0]["mixture"] == prior_of(config, *sizes_of(config)).probabilities
     for record in found:
         if record["kind"] == "update":
             assert set(record["mixture"]) == {"mirror-base", "shift-base"} == set(record["multidds-s"])
             assert len(record["cosines"]) == len(record["cosines"][0]) == 2
             assert set(record["passes"]) == set(config.data.names)
             assert record["skipped"] is None
+            if method == "constant":
+                assert set(record["reward"].values()) == {1.0}
         if record["kind"] == "validation":
+            assert record["finished"] == "12 steps"
             mean = sum(record["dev_losses"].values()) / 2
             assert record["mean"] == pytest.approx(mean)
             assert record["perplexities"]["mirror-base"] == pytest.approx(math.exp(record["dev_losses"]["mirror-base"]))
