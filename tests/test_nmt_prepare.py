@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from multidds.nmt.config import parse_config
 from multidds.nmt.corpora import files_of, read_pairs
 from multidds.nmt.errors import UserError
-from multidds.nmt.prepare import END, Encoder, Prepared, load_model, prepare, tag_of
+from multidds.nmt.prepare import Encoder, Prepared, prepare
+from multidds.nmt.vocabulary import END, load_model, tag_of
 
 PAIRS = [("a b", "x y"), ("c d", "z"), ("", "w"), ("e\u2028f\x85g", "v\x0bu")]
 
