@@ -1,7 +1,7 @@
 """The commands around training: encoding against sentencepiece, translation against CTranslate2, start-up.
 
-Encoding: the whole encoding phase of `prepare` (reading, tokens, dropping, arrays; wall time x processes) against
-`sentencepiece.encode` of the same lines with the same models and one thread. Translation: what `multidds translate`
+Encoding: the whole encoding phase of `prepare` (reading, tokens, dropping, arrays) against
+`sentencepiece.encode` of the same lines with the same models in as many processes. Translation: what `multidds translate`
 does after loading (tokens, translation, text) against CTranslate2 alone on tokens made before, same batch and
 threads. Each pair of measurements is interleaved, and the figure is the median of the ratios. Start-up: seconds of
 CPU and of wall time of whole processes. Text that is too short to measure is repeated.
@@ -13,6 +13,7 @@ Without a recipe and a run, those of the made-up languages are prepared and trai
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
 import statistics
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -43,12 +45,11 @@ def seconds(run: Callable[[], object]) -> float:
 
 def ratios(ours: Callable[[], object], theirs: Callable[[], object], repeat: int) -> tuple[float, float, float]:
     """Median seconds of both, and the median of theirs / ours: our speed as a part of theirs."""
-    ours(), theirs()  # warm up
-    both = [(seconds(ours), seconds(theirs)) for _ in range(repeat)]
-    return (
-        *(statistics.median(column) for column in zip(*both, strict=True)),
-        statistics.median(b / a for a, b in both),
-    )  # type: ignore[return-value]
+    ours()  # warm up
+    theirs()
+    measured = [(seconds(ours), seconds(theirs)) for _ in range(repeat)]
+    a, b = (statistics.median(column) for column in zip(*measured, strict=True))
+    return a, b, statistics.median(y / x for x, y in measured)
 
 
 # ---------------------------------------------------------------------------------------------- encoding
@@ -75,38 +76,54 @@ def encode_phase(pool: ProcessPoolExecutor, config: Config, folder: Path, worker
         preparing._joined(pair, "train", counted, folder)
 
 
+@cache
+def texts_of(table: str, folder: Path) -> list[tuple[Any, list[str]]]:
+    """(sentencepiece model, lines) of every side of every pair: once per process, before the clock runs."""
+    config = Config.model_validate_json(table)
+    result: list[tuple[Any, list[str]]] = []
+    for pair in config.data.pairs:
+        rows = list(read_pairs(config.data, pair, "train"))
+        for column, language in ((1, pair.source), (2, pair.target)):
+            result.append((load_model(folder, model_of(config, language)), [str(row[column]) for row in rows]))
+    return result
+
+
+def their_encoding(table: str, folder: Path) -> int:
+    texts = texts_of(table, folder)
+    for model, lines in texts:
+        for at in range(0, len(lines), 10_000):
+            model.encode(lines[at : at + 10_000], out_type=int, num_threads=1)
+    return sum(len(lines) for _, lines in texts)
+
+
 def encoding(config: Config, lines: int, processes: list[int], repeat: int) -> list[dict[str, Any]]:
     models = config.data.folder
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = repeated(config, folder, lines)
+        table = config.model_dump_json()
         for path in [*models.glob("*.spm.model"), models / "vocabulary.json"]:
             (folder / path.name).write_bytes(path.read_bytes())
-        texts: list[tuple[Any, list[str]]] = []
-        for pair in config.data.pairs:
-            both = list(read_pairs(config.data, pair, "train"))
-            for column, language in ((1, pair.source), (2, pair.target)):
-                model = load_model(folder, model_of(config, language))
-                texts.append((model, [str(row[column]) for row in both]))
-        count = sum(len(lines) for _, lines in texts)
-
-        def theirs() -> None:
-            for model, lines in texts:
-                for at in range(0, len(lines), 10_000):
-                    model.encode(lines[at : at + 10_000], out_type=int, num_threads=1)
-
         for workers in processes:
-            with ProcessPoolExecutor(workers, mp_context=preparing.multiprocessing.get_context("spawn")) as pool:
-                list(pool.map(os.getpid.__class__, range(workers)))
-                a, b, ratio = ratios(lambda w=workers, p=pool: encode_phase(p, config, folder, w), theirs, repeat)
+            with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+                counts: list[int] = []
+
+                def theirs(pool: ProcessPoolExecutor = pool, count: int = workers, to: list[int] = counts) -> None:
+                    # every process encodes everything, all at the same time
+                    to[:] = [f.result() for f in [pool.submit(their_encoding, table, folder) for _ in range(count)]]
+
+                def ours(pool: ProcessPoolExecutor = pool, count: int = workers) -> None:
+                    encode_phase(pool, config, folder, count)
+
+                a, b, ratio = ratios(ours, theirs, repeat)
             rows.append(
                 {
                     "processes": workers,
-                    "lines": count,
-                    "lines/s": round(count / a),
-                    "sentencepiece lines/s": round(count / b),
-                    "ratio per process": ratio / workers,
+                    "lines": counts[0],
+                    "lines/s": round(counts[0] / a),
+                    "sentencepiece lines/s": round(sum(counts) / b),
+                    "ratio": ratio / workers,
                 }
             )
     return rows
@@ -189,7 +206,7 @@ def starting(run: Path, repeat: int) -> list[dict[str, Any]]:
 
 
 def made_up(folder: Path) -> tuple[Path, Path]:
-    """(recipe, run) of the made-up languages. The paths of the recipe are relative, so it becomes the current folder."""
+    """(recipe, run) of the made-up languages. The recipe has relative paths: this becomes the current folder."""
     os.chdir(folder)
     recipe = ROOT / "recipes" / "tiny.toml"
     subprocess.run([sys.executable, ROOT / "examples" / "made_up_languages.py", "data/made-up"], check=True)
