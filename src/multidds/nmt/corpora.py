@@ -9,7 +9,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice, zip_longest
+from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,16 @@ def read_pairs(
 
 def lines_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """The lines of a UTF-8 file, split at newlines only, so that line i of two files stay together."""
+    return chain.from_iterable(_blocks(path, start, stop))
+
+
+def _blocks(path: Path, start: int, stop: int | None) -> Iterator[list[str]]:
+    """Lines, many at a time; one by one, reading would take as long as a third of their encoding."""
     try:
         with _opened(path) as file:
             lines, number = islice(file, start, stop), start
             while block := list(islice(lines, _BLOCK)):
-                yield from _decoded(path, block, number)
+                yield _decoded(path, block, number)
                 number += len(block)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}).") from None
@@ -65,23 +70,18 @@ def lines_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[st
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
-def _decoded(path: Path, lines: list[bytes], before: int) -> Iterable[str]:
-    """Many lines at a time: one by one this takes as long as a fifth of their encoding."""
+def _decoded(path: Path, lines: list[bytes], before: int) -> list[str]:
+    text = b"".join(lines)
     try:
-        text = b"".join(lines).decode("utf-8-sig" if before == 0 else "utf-8")
-    except UnicodeDecodeError:
-        return _decoded_singly(path, lines, before)
+        return _split(text.decode("utf-8-sig" if before == 0 else "utf-8"))
+    except UnicodeDecodeError as error:
+        number = text.count(b"\n", 0, error.start)
+        start = error.start - sum(map(len, lines[:number]))
+        raise UserError(f"{path}:{before + number + 1}: not valid UTF-8 (byte {start + 1}: {error.reason}).") from None
+
+
+def _split(text: str) -> list[str]:
     return text.removesuffix("\n").replace("\r\n", "\n").removesuffix("\r").split("\n")
-
-
-def _decoded_singly(path: Path, lines: list[bytes], before: int) -> Iterator[str]:
-    """Up to the line that is to be named."""
-    for number, line in enumerate(lines, start=before + 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}: {error.reason}).") from None
-        yield text.removesuffix("\n").removesuffix("\r")
 
 
 def count_lines(path: Path) -> int:
@@ -124,12 +124,14 @@ def _opened(path: Path) -> Iterator[Iterable[bytes]]:
 
 
 def _aligned(source: Path, target: Path, start: int, stop: int | None) -> Iterator[tuple[int, str, str]]:
-    both = zip_longest(lines_of(source, start, stop), lines_of(target, start, stop))
-    for number, (a, b) in enumerate(both, start=start + 1):
-        if a is None or b is None:
-            short, long = (source, target) if a is None else (target, source)
+    number = start + 1
+    nothing: list[str] = []
+    for a, b in zip_longest(_blocks(source, start, stop), _blocks(target, start, stop), fillvalue=nothing):
+        yield from zip(count(number), a, b, strict=False)
+        if len(a) != len(b):
+            short, long = (source, target) if len(a) < len(b) else (target, source)
             raise UserError(f"{short}: has {count_lines(short)} lines, but {long} has more: they are not aligned.")
-        yield number, a, b
+        number += len(a)
 
 
 def _jsonl(path: Path, source: str, target: str, start: int, stop: int | None) -> Iterator[tuple[int, str, str]]:

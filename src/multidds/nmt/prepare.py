@@ -5,6 +5,7 @@ leaves nothing half-written. Does not import torch.
 """
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -32,8 +33,8 @@ from .errors import UserError
 from .vocabulary import JOINT, SPECIALS, UNKNOWN, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 LAYOUT = 2  # of the prepared folder; grows when it changes
-_CHUNK = 10_000  # lines encoded at once
-_SMALL = 1_000_000  # bytes of a file that one process reads, without counting its lines before
+_CHUNK = 2000  # lines encoded at once: few enough for their tokens to stay in the cache
+_PART = 500_000  # bytes of a job, at least
 
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -126,7 +127,7 @@ def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int
     total, done = len(names) + len(jobs), 0
     # "spawn" starts clean processes: no locks of a progress bar are inherited.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_ignore_interrupts) as pool, _cancelling(pool):
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker) as pool, _cancelling(pool):
         training = {pool.submit(_train_model, config, name, folder): name for name in names}
         for future in _finished(training):
             future.result()
@@ -163,9 +164,10 @@ def _cancelling(pool: ProcessPoolExecutor) -> Iterator[None]:
         raise
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the parent, which then cancels."""
+def _start_worker() -> None:
+    """Ctrl-C is for the parent, which then cancels. Encoding makes millions of lists, and no cycles to look for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
 
 
 def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
@@ -300,18 +302,16 @@ class Job:
 def _jobs(config: Config, splits: list[str], workers: int) -> list[Job]:
     """Long training files in parts, so that no process waits for the one with the longest; large jobs first."""
     jobs = [Job(pair, split) for pair in config.data.pairs for split in splits if split != "train"]
-    sizes = {}
-    for pair in config.data.pairs:
-        files = files_of(config.data, pair, "train")
-        small = all(path.stat().st_size < _SMALL for path in files)
-        sizes[pair] = 0 if small or workers == 1 else max(map(count_lines, files))
-    part = max(_CHUNK, -(-sum(sizes.values()) // (4 * workers)))
-    parts: list[tuple[int, Job]] = []
+    files = {pair: files_of(config.data, pair, "train") for pair in config.data.pairs}
+    sizes = {pair: sum(path.stat().st_size for path in paths) for pair, paths in files.items()}
+    part = max(_PART, sum(sizes.values()) // (4 * workers))
+    parts: list[tuple[float, Job]] = []
     for pair, size in sizes.items():
-        count = max(1, round(size / part))
-        bounds = [size * i // count for i in range(count)]
+        count = max(1, round(size / part)) if workers > 1 else 1
+        lines = max(map(count_lines, files[pair])) if count > 1 else 0
+        bounds = [lines * i // count for i in range(count)]
         ends = [*bounds[1:], None]
-        parts += [(size // count, Job(pair, "train", *both)) for both in zip(bounds, ends, strict=True)]
+        parts += [(size / count, Job(pair, "train", *both)) for both in zip(bounds, ends, strict=True)]
     return [job for _, job in sorted(parts, key=lambda item: -item[0])] + jobs
 
 
