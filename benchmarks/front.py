@@ -68,12 +68,21 @@ def repeated(config: Config, folder: Path, lines: int) -> Config:
     return config.model_copy(update={"data": data})
 
 
-def encode_phase(pool: ProcessPoolExecutor, config: Config, folder: Path, workers: int) -> None:
+def our_encoding(config: Config, job: preparing.Job, folder: Path) -> tuple[dict[str, Any], float]:
+    began = time.process_time()
+    return preparing._encode(config, job, folder), time.process_time() - began
+
+
+def encode_phase(pool: ProcessPoolExecutor, config: Config, folder: Path, workers: int) -> float:
+    """Returns the CPU seconds of all processes."""
+    began = time.process_time()
     jobs = preparing._jobs(config, ["train"], workers)
-    futures = [(job, pool.submit(preparing._encode, config, job, folder)) for job in jobs]
-    counted = {job: future.result() for job, future in futures}
+    futures = [(job, pool.submit(our_encoding, config, job, folder)) for job in jobs]
+    results = {job: future.result() for job, future in futures}
+    counted = {job: result for job, (result, _) in results.items()}
     for pair in config.data.pairs:
         preparing._joined(pair, "train", counted, folder)
+    return time.process_time() - began + sum(cpu for _, cpu in results.values())
 
 
 @cache
@@ -88,14 +97,16 @@ def texts_of(table: str, folder: Path) -> list[tuple[Any, list[str]]]:
     return result
 
 
-def their_encoding(table: str, folder: Path) -> tuple[int, float]:
-    """(lines, seconds). Of new strings, as a reader makes them: old ones keep their UTF-8 and are faster."""
-    taken = 0.0
+def their_encoding(table: str, folder: Path) -> tuple[int, float, float]:
+    """(lines, seconds, CPU seconds). Of new strings, as a reader makes them: old ones keep their UTF-8."""
+    taken = cpu = 0.0
     texts = texts_of(table, folder)
     for model, lines in texts:
         new = [(line + " ")[:-1] for line in lines]
+        began = time.process_time()
         taken += seconds(lambda model=model, new=new: model.encode(new, out_type=int, num_threads=1))
-    return sum(len(lines) for _, lines in texts), taken
+        cpu += time.process_time() - began
+    return sum(len(lines) for _, lines in texts), taken, cpu
 
 
 def encoding(config: Config, lines: int, processes: list[int], repeat: int) -> list[dict[str, Any]]:
@@ -112,19 +123,24 @@ def encoding(config: Config, lines: int, processes: list[int], repeat: int) -> l
             with ProcessPoolExecutor(workers, mp_context=spawn, initializer=preparing._start_worker) as pool:
                 measured = []
                 for _ in range(repeat + 1):
-                    ours = seconds(lambda pool=pool, count=workers: encode_phase(pool, config, folder, count))
+                    began = time.perf_counter()
+                    cpu = encode_phase(pool, config, folder, workers)
+                    ours = time.perf_counter() - began
                     # Theirs: every process encodes everything, all at the same time.
                     futures = [pool.submit(their_encoding, table, folder) for _ in range(workers)]
                     theirs = [future.result() for future in futures]
-                    measured.append((theirs[0][0] / ours, sum(count / taken for count, taken in theirs)))
+                    summed = sum(count / taken for count, taken, _ in theirs)
+                    work = statistics.fmean(cpu for _, _, cpu in theirs) / cpu
+                    measured.append((theirs[0][0] / ours, summed, work))
             speeds = measured[1:]  # the first warms up
             rows.append(
                 {
                     "processes": workers,
                     "lines": theirs[0][0],
-                    "lines/s": round(statistics.median(a for a, _ in speeds)),
-                    "sentencepiece lines/s": round(statistics.median(b for _, b in speeds)),
-                    "ratio": statistics.median(a / b for a, b in speeds),
+                    "lines/s": round(statistics.median(a for a, _, _ in speeds)),
+                    "sentencepiece lines/s": round(statistics.median(b for _, b, _ in speeds)),
+                    "ratio": statistics.median(a / b for a, b, _ in speeds),
+                    "ratio of CPU time": statistics.median(work for _, _, work in speeds),
                 }
             )
     return rows
