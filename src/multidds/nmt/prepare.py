@@ -33,7 +33,7 @@ from .errors import UserError
 from .vocabulary import JOINT, SPECIALS, UNKNOWN, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 LAYOUT = 2  # of the prepared folder; grows when it changes
-_CHUNK = 2000  # lines encoded at once: few enough for their tokens to stay in the cache
+_CHUNK = 1000  # lines encoded at once: few enough for their tokens to stay in the cache
 _PART = 500_000  # bytes of a job, at least
 
 
@@ -328,15 +328,12 @@ def _encode(config: Config, job: Job, folder: Path) -> dict[str, Any]:
     with open(f"{stem}.source.bin", "wb") as source_file, open(f"{stem}.target.bin", "wb") as target_file:
         rows = read_pairs(config.data, pair, job.split, job.start, job.stop)
         while chunk := list(islice(rows, _CHUNK)):
-            stripped = [(source.strip(), target.strip()) for _, source, target in chunk]
-            texts = [both for both in stripped if both[0] and both[1]]
-            dropped["empty side"] += len(chunk) - len(texts)
-            if not texts:
-                continue
-            sides = [
-                encoder.encode_flat(list(column))
-                for encoder, column in zip(encoders, zip(*texts, strict=True), strict=True)
-            ]
+            texts = [[row[1].strip() for row in chunk], [row[2].strip() for row in chunk]]
+            if not (all(texts[0]) and all(texts[1])):
+                good = [both for both in zip(*texts, strict=True) if all(both)]
+                dropped["empty side"] += len(chunk) - len(good)
+                texts = [[both[i] for both in good] for i in range(2)]
+            sides = [encoder.encode_flat(column) for encoder, column in zip(encoders, texts, strict=True)]
             kept = _kept(config.data, sides[0][1], sides[1][1], dropped)
             for file, (tokens, sizes), dtype, column in zip(
                 (source_file, target_file), sides, dtypes, lengths, strict=True
