@@ -6,7 +6,8 @@ from toy_runs import small_config
 
 from multidds import Mixture
 from multidds.nmt.batches import Rows, Sentences, Stream, assemble, evaluation_batches, probe_batches
-from multidds.nmt.prepare import BEGIN, END, Prepared, tag_of
+from multidds.nmt.prepare import Prepared
+from multidds.nmt.vocabulary import BEGIN, END, tag_of
 
 
 @pytest.fixture

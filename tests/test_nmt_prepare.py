@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from multidds.nmt.config import parse_config
 from multidds.nmt.corpora import files_of, read_pairs
 from multidds.nmt.errors import UserError
-from multidds.nmt.prepare import END, Encoder, Prepared, load_model, prepare, tag_of
+from multidds.nmt.prepare import Encoder, Prepared, _jobs, prepare
+from multidds.nmt.vocabulary import END, load_model, tag_of
 
 PAIRS = [("a b", "x y"), ("c d", "z"), ("", "w"), ("e\u2028f\x85g", "v\x0bu")]
 
@@ -176,6 +177,26 @@ def test_arrays_hold_the_text_and_the_manifest_counts_it(tmp_path):
         assert "".join(pieces).replace("▁", " ").strip() == kept[i]
     assert counted["source tokens"] == len(tokens)
     assert ready.test_lines("ab-base", "target") == (tmp_path / "ab-base.test.base").read_text().splitlines()
+
+
+@pytest.mark.parametrize("kind", ["text", "tsv"])
+def test_parts_of_long_files_make_the_same_arrays(tmp_path, monkeypatch, kind):
+    settings = made(tmp_path)
+    if kind == "tsv":
+        for pair in ("ab-base", "cd-base"):
+            columns = [(tmp_path / f"{pair}.train.{lang}").read_text().splitlines() for lang in pair.split("-")]
+            rows = [pair.replace("-", "\t"), *map("\t".join, zip(*columns, strict=True))]
+            for split in ("train", "dev", "test"):
+                (tmp_path / f"{pair}.{split}.tsv").write_text("\n".join(rows))
+        files = {split: str(tmp_path / ("{pair}." + split + ".tsv")) for split in ("train", "dev", "test")}
+        settings = made(tmp_path, format="tsv", **files)
+    prepare(settings, processes=1)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()}
+    (tmp_path / "prepared" / "ab-base.train.source.bin").unlink()
+    monkeypatch.setattr("multidds.nmt.prepare._PART", 1000)
+    assert len(_jobs(settings, ["train", "dev"], 2)) > 6
+    prepare(settings, processes=2)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()} == whole
 
 
 def test_a_second_call_does_nothing_and_a_changed_file_or_setting_does(tmp_path):

@@ -93,11 +93,11 @@ def test_long_lines_are_split_or_refused_and_never_cut(tiny, monkeypatch):
     line = made_up_languages.shift(" ".join(words[i] for i in rng.integers(0, len(words), 150)))
     translator = Translator(tiny / "runs" / "tiny", threads=1)
     for text in (line, line.replace(" ", ". "), line.replace(" ", ""), "b " * 61):
-        parts = list(translator._parts(text, "shift", "base"))
+        parts = list(translator._parts(translator.tokens(text, "shift", "base")))
         assert len(parts) > 1
         assert [piece for part in parts for piece in part] == translator.tokens(text, "shift", "base")
         assert all(0 < len(part) <= 60 for part in parts)
-    assert all(part[0].startswith("▁") for part in translator._parts(line, "shift", "base"))
+    assert all(part[0].startswith("▁") for part in translator._parts(translator.tokens(line, "shift", "base")))
     done = multidds("translate", "runs/tiny", "--from", "shift", cwd=tiny, input=line + "\n")
     assert len(done.stdout.splitlines()) == 1
     assert len(done.stdout.split()) > 9

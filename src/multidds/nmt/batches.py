@@ -17,7 +17,8 @@ from torch import Tensor
 from multidds import Mixture, MixtureSampler
 
 from .config import Config
-from .prepare import BEGIN, END, Prepared, tag_of
+from .prepare import Prepared
+from .vocabulary import BEGIN, END, tag_of
 
 
 @dataclass(frozen=True)

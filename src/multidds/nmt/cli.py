@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from .errors import UserError
@@ -161,7 +160,7 @@ def translate(
         str | None, typer.Option(help="split or refuse lines longer than the model has seen.")
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights: faster, slightly different.")] = False,
-    threads: Annotated[int, typer.Option(min=0, help="0: CTranslate2's choice.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
 ) -> None:
     """Translate lines from standard input or a file."""
     from .corpora import lines_of
@@ -171,23 +170,24 @@ def translate(
         raise UserError(f"--long-lines {long_lines}: expected 'split' or 'refuse'.")
     translator = Translator(run, threads, int8)
     languages = translator.direction(source, target)
-    interactive = file is None and sys.stdin.isatty()
-    where = str(file) if file else "standard input"
+    if file is None and sys.stdin.isatty():  # an answer to every line
+        for number, line in enumerate(_standard_input(), start=1):
+            where = "standard input"
+            for text in translator.translate([line], *languages, beam, length_penalty, long_lines, where, number):
+                print(text, flush=True)
+        return
     lines = lines_of(file) if file else _standard_input()
-    chunks: Iterator[list[str]] = ([line] for line in lines) if interactive else _chunks(lines, 1000)
-    done = 0
-    for chunk in chunks:
-        for text in translator.translate(chunk, *languages, beam, length_penalty, long_lines, where, done + 1):
-            sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-        done += len(chunk)
+    where = str(file or "standard input")
+    for text in translator.stream(lines, *languages, beam, length_penalty, long_lines, where):
+        sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     against: Annotated[Path | None, typer.Option(help="Another run, for a test of significance.")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="0: CTranslate2's choice.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
 ) -> None:
     """Score the test sets with BLEU and chrF."""
     from .evaluate import compare
@@ -306,20 +306,11 @@ def _standard_input() -> Iterator[str]:
             raise UserError(f"standard input:{number}: not valid UTF-8 (byte {error.start + 1}).") from None
 
 
-def _chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
 @contextmanager
 def _bar(title: str) -> Iterator[Any]:
     """say(what, done, total): a bar on a terminal, nothing elsewhere."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(title, total=None)
@@ -356,6 +347,8 @@ class Terminal:
     """A bar with speed, loss, mixture and the time left."""
 
     def __enter__(self) -> "Terminal":
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
         columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=out, transient=True)
         self._progress.start()

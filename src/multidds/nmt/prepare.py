@@ -5,6 +5,7 @@ leaves nothing half-written. Does not import torch.
 """
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256 as hashed
 from itertools import chain, islice
 from pathlib import Path
@@ -26,30 +28,16 @@ import numpy as np
 import sentencepiece
 
 from .config import Config, Data, Pair
-from .corpora import files_of, read_pairs, sha256
+from .corpora import count_lines, files_of, read_pairs, sha256
 from .errors import UserError
+from .vocabulary import JOINT, SPECIALS, UNKNOWN, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 LAYOUT = 2  # of the prepared folder; grows when it changes
-SPECIALS = ("<unk>", "<s>", "</s>")
-UNKNOWN, BEGIN, END = range(3)
-_CHUNK = 10_000  # lines encoded at once
-_JOINT = "joint"
+_CHUNK = 1000  # lines encoded at once: few enough for their tokens to stay in the cache
+_PART = 500_000  # bytes of a job, at least
 
 
-def tag_of(language: str) -> str:
-    """The token that says, at the head of a source sentence, which language is wanted."""
-    return f"<2{language}>"
-
-
-def models_of(config: Config) -> list[str]:
-    """The names of the sentencepiece models: one per language, or one for all."""
-    if config.vocabulary.kind == "joint":
-        return [_JOINT]
-    return list(dict.fromkeys([*config.data.sources, *config.data.targets]))
-
-
-def model_of(config: Config, language: str) -> str:
-    return _JOINT if config.vocabulary.kind == "joint" else language
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def prepare(config: Config, processes: int = 0, progress: Callable[[str, int, int], None] | None = None) -> bool:
@@ -135,31 +123,33 @@ def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int
     workers = processes or os.cpu_count() or 1
     names = models_of(config)
     splits = ["train", "dev"] + (["test"] if config.data.test else [])
-    jobs = [(pair, split) for pair in config.data.pairs for split in splits]
+    jobs = _jobs(config, splits, workers)
     total, done = len(names) + len(jobs), 0
     # "spawn" starts clean processes: no locks of a progress bar are inherited.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_ignore_interrupts) as pool, _cancelling(pool):
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker) as pool, _cancelling(pool):
         training = {pool.submit(_train_model, config, name, folder): name for name in names}
         for future in _finished(training):
             future.result()
             done += 1
             say(f"sentencepiece {training[future]}", done, total)
         vocabularies = _vocabularies(config, folder)
-        encoding = {pool.submit(_encode, config, pair, split, folder): (pair, split) for pair, split in jobs}
-        counts: dict[str, dict[str, Any]] = {pair.name: {} for pair in config.data.pairs}
+        encoding = {pool.submit(_encode, config, job, folder): job for job in jobs}
+        counted: dict[Job, dict[str, Any]] = {}
         for future in _finished(encoding):
-            pair, split = encoding[future]
-            counts[pair.name][split] = future.result()
+            job = encoding[future]
+            counted[job] = future.result()
             done += 1
-            say(f"{pair.name} {split}", done, total)
+            say(f"{job.pair.name} {job.split}", done, total)
+    counts = {
+        pair.name: {split: _joined(pair, split, counted, folder) for split in splits} for pair in config.data.pairs
+    }
     for pair in config.data.pairs:
         for split in ("train", "dev"):
             if counts[pair.name][split]["pairs"] == 0:
                 path = files_of(config.data, pair, split)[0]
                 raise UserError(f"{path}: no usable sentence pair for the {split} set of {pair.name!r}.")
-    ordered = {name: {split: counts[name][split] for split in splits} for name in counts}
-    return {"direction": config.data.direction, "pairs": ordered, "vocabulary": vocabularies}
+    return {"direction": config.data.direction, "pairs": counts, "vocabulary": vocabularies}
 
 
 @contextlib.contextmanager
@@ -174,9 +164,10 @@ def _cancelling(pool: ProcessPoolExecutor) -> Iterator[None]:
         raise
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the parent, which then cancels."""
+def _start_worker() -> None:
+    """Ctrl-C is for the parent, which then cancels. Encoding makes millions of lists, and no cycles to look for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
 
 
 def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
@@ -188,7 +179,7 @@ def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
 
 def _train_model(config: Config, name: str, folder: Path) -> None:
     settings = config.vocabulary
-    sentences = _joint_sample(config) if name == _JOINT else _sentences(config.data, name)
+    sentences = _joint_sample(config) if name == JOINT else _sentences(config.data, name)
     first = next(sentences, None)
     if first is None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
@@ -206,7 +197,7 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        what = "all languages" if name == _JOINT else repr(name)
+        what = "all languages" if name == JOINT else repr(name)
         if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
             raise UserError(
                 f"[vocabulary] size = {settings.size} is larger than the training text of {what} allows; "
@@ -242,10 +233,6 @@ def _joint_sample(config: Config) -> Iterator[str]:
         yield from (text for i, text in enumerate(_sentences(config.data, language)) if i in chosen)
 
 
-def load_model(folder: Path, name: str) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm.model"))
-
-
 # ------------------------------------------------------------------------------------------ vocabularies
 
 
@@ -263,15 +250,10 @@ def _vocabularies(config: Config, folder: Path) -> dict[str, int]:
         pieces: dict[str, None] = {}
         for name in dict.fromkeys(model_of(config, language) for language in languages):
             model = load_model(folder, name)
-            pieces |= dict.fromkeys(model.id_to_piece(list(range(model.get_piece_size()))))
+            pieces |= dict.fromkeys(pieces_of(model))
         tokens[side] = [*reserved, *(piece for piece in pieces if piece not in reserved)]
     (folder / "vocabulary.json").write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
     return {side: len(listed) for side, listed in tokens.items()}
-
-
-def load_vocabulary(folder: Path) -> dict[str, list[str]]:
-    result: dict[str, list[str]] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
-    return result
 
 
 @dataclass
@@ -279,59 +261,114 @@ class Encoder:
     """Text of one language to the token numbers of one side."""
 
     model: sentencepiece.SentencePieceProcessor
-    numbers: np.ndarray[Any, np.dtype[np.int32]]  # [piece of the model] -> token of the side
+    numbers: Numbers  # [piece of the model] -> token of the side
 
     @classmethod
     def load(cls, config: Config, folder: Path, language: str, side: str) -> "Encoder":
         model = load_model(folder, model_of(config, language))
         index = {token: i for i, token in enumerate(load_vocabulary(folder)[side])}
         tags = {tag_of(target) for target in config.data.targets}  # a piece that looks like a tag is not one
-        pieces = model.id_to_piece(list(range(model.get_piece_size())))
+        pieces = pieces_of(model)
         return cls(model, np.array([UNKNOWN if p in tags else index[p] for p in pieces], dtype=np.int32))
 
-    def encode(self, texts: list[str]) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
-        return [self.numbers[ids] for ids in self.model.encode([text.strip() for text in texts], out_type=int)]
+    def encode(self, texts: list[str]) -> list[Numbers]:
+        tokens, lengths = self.encode_flat([text.strip() for text in texts])
+        return np.split(tokens, np.cumsum(lengths)[:-1]) if texts else []
+
+    def encode_flat(self, texts: list[str]) -> tuple[Numbers, Numbers]:
+        """(the tokens of all texts in a row, tokens of each): an array per text would cost half as much again."""
+        # One thread: the other cores have processes of their own.
+        ids = self.model.encode(texts, out_type=int, num_threads=1)
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        return self.numbers[np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum()))], lengths
 
 
 # ------------------------------------------------------------------------------------------ arrays
 
 
-def _encode(config: Config, pair: Pair, split: str, folder: Path) -> dict[str, Any]:
-    """One split of a language pair to arrays (train, dev), or its text as it is (test); returns what was counted."""
-    if split == "test":
+@dataclass(frozen=True)
+class Job:
+    """Lines start + 1 to stop of one split of a language pair."""
+
+    pair: Pair
+    split: str
+    start: int = 0
+    stop: int | None = None
+
+    def stem(self, folder: Path) -> str:
+        return str(folder / f"{self.pair.name}.{self.split}") + (f".from-{self.start}" if self.start else "")
+
+
+def _jobs(config: Config, splits: list[str], workers: int) -> list[Job]:
+    """Long training files in parts, so that no process waits for the one with the longest; large jobs first."""
+    jobs = [Job(pair, split) for pair in config.data.pairs for split in splits if split != "train"]
+    files = {pair: files_of(config.data, pair, "train") for pair in config.data.pairs}
+    sizes = {pair: sum(path.stat().st_size for path in paths) for pair, paths in files.items()}
+    part = max(_PART, sum(sizes.values()) // (4 * workers))
+    parts: list[tuple[float, Job]] = []
+    for pair, size in sizes.items():
+        count = max(1, round(size / part)) if workers > 1 else 1
+        lines = max(map(count_lines, files[pair])) if count > 1 else 0
+        bounds = [lines * i // count for i in range(count)]
+        ends = [*bounds[1:], None]
+        parts += [(size / count, Job(pair, "train", *both)) for both in zip(bounds, ends, strict=True)]
+    return [job for _, job in sorted(parts, key=lambda item: -item[0])] + jobs
+
+
+def _encode(config: Config, job: Job, folder: Path) -> dict[str, Any]:
+    """Lines of a language pair to arrays (train, dev), or as they are (test); returns what was counted."""
+    pair = job.pair
+    if job.split == "test":
         return _keep_text(config, pair, folder)
-    encoders = [Encoder.load(config, folder, lang, side) for lang, side in _sides(pair)]
+    encoders = [_encoder(config, folder, lang, side) for lang, side in _sides(pair)]
     dtypes = [_dtype(folder, side) for _, side in _sides(pair)]
-    lengths: tuple[list[int], list[int]] = ([], [])
+    lengths: tuple[list[Numbers], list[Numbers]] = ([], [])
     dropped: Counter[str] = Counter()
-    stem = folder / f"{pair.name}.{split}"
+    stem = job.stem(folder)
     with open(f"{stem}.source.bin", "wb") as source_file, open(f"{stem}.target.bin", "wb") as target_file:
-        files = (source_file, target_file)
-        rows = iter(read_pairs(config.data, pair, split))
+        rows = read_pairs(config.data, pair, job.split, job.start, job.stop)
         while chunk := list(islice(rows, _CHUNK)):
-            kept = [(s, t) for _, s, t in chunk if s.strip() and t.strip()]
-            dropped["empty side"] += len(chunk) - len(kept)
-            if not kept:
-                continue
-            sides = [
-                encoder.encode(list(texts)) for encoder, texts in zip(encoders, zip(*kept, strict=True), strict=True)
-            ]
-            for tokens in zip(*sides, strict=True):
-                sizes = [len(side) for side in tokens]
-                if reason := _reason_to_drop(config.data, *sizes):
-                    dropped[reason] += 1
-                    continue
-                for file, side, dtype, size, column in zip(files, tokens, dtypes, sizes, lengths, strict=True):
-                    file.write(side.astype(dtype).tobytes())
-                    column.append(size)
-    for (_, side), column in zip(_sides(pair), lengths, strict=True):
-        np.save(f"{stem}.{side}.offsets.npy", np.concatenate([[0], np.cumsum(column, dtype=np.int64)]).astype(np.int64))
+            texts = [[row[1].strip() for row in chunk], [row[2].strip() for row in chunk]]
+            if not (all(texts[0]) and all(texts[1])):
+                good = [both for both in zip(*texts, strict=True) if all(both)]
+                dropped["empty side"] += len(chunk) - len(good)
+                texts = [[both[i] for both in good] for i in range(2)]
+            sides = [encoder.encode_flat(column) for encoder, column in zip(encoders, texts, strict=True)]
+            kept = _kept(config.data, sides[0][1], sides[1][1], dropped)
+            for file, (tokens, sizes), dtype, column in zip(
+                (source_file, target_file), sides, dtypes, lengths, strict=True
+            ):
+                file.write((tokens if kept.all() else tokens[np.repeat(kept, sizes)]).astype(dtype).tobytes())
+                column.append(sizes[kept])
+    for (_, side), columns in zip(_sides(pair), lengths, strict=True):
+        np.save(f"{stem}.{side}.lengths.npy", np.concatenate([*columns, np.zeros(0, dtype=np.int64)]))
+    return {"dropped": dict(dropped)}
+
+
+def _joined(pair: Pair, split: str, counted: dict[Job, dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """The parts of a split put together in their order."""
+    jobs = sorted((job for job in counted if (job.pair, job.split) == (pair, split)), key=lambda job: job.start)
+    if split == "test":
+        return counted[jobs[0]]
+    lengths = []
+    stems = [job.stem(folder) for job in jobs]
+    for _, side in _sides(pair):
+        columns = [Path(f"{stem}.{side}.lengths.npy") for stem in stems]
+        lengths.append(np.concatenate([np.load(path, allow_pickle=False) for path in columns]))
+        np.save(f"{stems[0]}.{side}.offsets.npy", np.concatenate([[0], np.cumsum(lengths[-1])]).astype(np.int64))
+        with open(f"{stems[0]}.{side}.bin", "ab") as whole:
+            for stem in stems[1:]:
+                with open(f"{stem}.{side}.bin", "rb") as part:
+                    shutil.copyfileobj(part, whole, 1 << 20)
+                Path(f"{stem}.{side}.bin").unlink()
+        for path in columns:
+            path.unlink()
     return {
         "pairs": len(lengths[0]),
-        "dropped": dict(dropped),
-        "source tokens": sum(lengths[0]),
-        "target tokens": sum(lengths[1]),
-        "longest": [max(column, default=0) for column in lengths],
+        "dropped": dict(sum((Counter(counted[job]["dropped"]) for job in jobs), Counter())),
+        "source tokens": int(lengths[0].sum()),
+        "target tokens": int(lengths[1].sum()),
+        "longest": [int(column.max(initial=0)) for column in lengths],
     }
 
 
@@ -356,18 +393,37 @@ def _sides(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
     return (pair.source, "source"), (pair.target, "target")
 
 
+@cache
+def _vocabulary(folder: Path) -> dict[str, list[str]]:
+    """Of the folder that a worker process encodes for: read once, not for every job."""
+    return load_vocabulary(folder)
+
+
+_encoders: dict[tuple[str, str], Encoder] = {}  # of a worker process, which serves one config
+
+
+def _encoder(config: Config, folder: Path, language: str, side: str) -> Encoder:
+    key = model_of(config, language), side
+    if key not in _encoders:
+        _encoders[key] = Encoder.load(config, folder, language, side)
+    return _encoders[key]
+
+
 def _dtype(folder: Path, side: str) -> str:
-    return "uint16" if len(load_vocabulary(folder)[side]) <= 2**16 else "uint32"
+    return "uint16" if len(_vocabulary(folder)[side]) <= 2**16 else "uint32"
 
 
-def _reason_to_drop(data: Data, source: int, target: int) -> str | None:
-    if source == 0 or target == 0:
-        return "empty side"
-    if max(source, target) > data.max_length:
-        return "too long"
-    if data.max_ratio and max(source, target) > data.max_ratio * min(source, target):
-        return "length ratio"
-    return None
+def _kept(data: Data, source: Numbers, target: Numbers, dropped: Counter[str]) -> Numbers:
+    """Which of the pairs with these lengths are good; the others are counted under the first reason that fits."""
+    shorter, longer = np.minimum(source, target), np.maximum(source, target)
+    kept = np.ones(len(source), dtype=bool)
+    reasons = {"empty side": shorter == 0, "too long": longer > data.max_length}
+    if data.max_ratio:
+        reasons["length ratio"] = longer > data.max_ratio * shorter
+    for reason, bad in reasons.items():
+        dropped[reason] += int((kept & bad).sum())
+        kept &= ~bad
+    return kept
 
 
 # ------------------------------------------------------------------------------------------ reading back

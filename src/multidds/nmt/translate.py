@@ -1,25 +1,29 @@
 """Translation through CTranslate2: an exact conversion of the best checkpoint, and lines in, lines out.
 
 The exported folder is a plain CTranslate2 model with its sentencepiece files, which anyone can serve without this
-package. Does not import torch.
+package. Imports neither torch nor numpy until a checkpoint has to be converted.
 """
 
 import json
+import os
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import ctranslate2
-import numpy as np
 
 from . import checkpoints
 from .config import VOCABULARY, Config, read_run
 from .errors import UserError
-from .prepare import SPECIALS, load_model, load_vocabulary, model_of, models_of, tag_of
+from .vocabulary import SPECIALS, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 EPSILON = 1e-6  # of the norms, as in model.py
-_BATCH_TOKENS = 4096
+_BATCH_TOKENS = 1024  # small enough that every core gets some; larger ones are not faster
+_CHUNK = 2000  # lines sorted by length and translated together
 
 
 def export(run: Path) -> Path:
@@ -57,15 +61,18 @@ class Translator:
 
     def __init__(self, run: Path, threads: int = 0, int8: bool = False) -> None:
         self.config, _ = read_run(run)
-        folder = export(run)
+        self._folder = export(run)
+        # A batch per thread, not threads per batch: those wait for each other by spinning, and on a machine with
+        # other work that takes many times longer than the translation.
         self.model = ctranslate2.Translator(
-            str(folder),
+            str(self._folder),
             device="cpu",
             compute_type="int8" if int8 else "float32",
-            inter_threads=1,
-            intra_threads=threads,
+            inter_threads=threads or _cores(),
+            intra_threads=1,
+            max_queued_batches=-1,
         )
-        self._pieces = {name: load_model(folder, name) for name in models_of(self.config)}
+        self._pieces = cache(self._load_pieces)
         self._tags = {tag_of(language) for language in self.config.data.targets}
 
     def direction(self, source: str | None, target: str | None) -> tuple[str, str]:
@@ -76,11 +83,19 @@ class Translator:
 
     def tokens(self, line: str, source: str, target: str) -> list[str]:
         """What the model reads: the tag where there are several target languages, and the pieces."""
-        model = self._pieces[model_of(self.config, source)]
+        return self._tokens([line], source, target)[0]
+
+    def _tokens(self, lines: list[str], source: str, target: str) -> list[list[str]]:
+        model, pieces = self._pieces(model_of(self.config, source))
         # By number: what one language's model does not know must not find a piece of another's by its letters.
-        pieces = [model.id_to_piece(i) for i in model.encode(line.strip(), out_type=int)]
+        numbers = model.encode([line.strip() for line in lines], out_type=int, num_threads=1)
         head = [tag_of(target)] if len(self.config.data.targets) > 1 else []
-        return [*head, *(SPECIALS[0] if piece in self._tags else piece for piece in pieces)]
+        return [[*head, *[pieces[i] for i in line]] for line in numbers]
+
+    def _load_pieces(self, name: str) -> tuple[Any, list[str]]:
+        """A sentencepiece model and its pieces, when a language is first wanted. What looks like a tag is not one."""
+        model = load_model(self._folder, name)
+        return model, [SPECIALS[0] if piece in self._tags else piece for piece in pieces_of(model)]
 
     def translate(
         self,
@@ -94,12 +109,50 @@ class Translator:
         first: int = 1,
     ) -> Iterator[str]:
         """One line out for every line in. Lines longer than the model has seen are split or refused, never cut."""
+        yield from self._begin(list(lines), source, target, beam, length_penalty, long_lines, where, first)
+
+    def stream(
+        self,
+        lines: Iterable[str],
+        source: str,
+        target: str,
+        beam: int | None = None,
+        length_penalty: float | None = None,
+        long_lines: str | None = None,
+        where: str = "input",
+    ) -> Iterator[str]:
+        """`translate` for any number of lines: the next ones are read and begun while the threads are still busy."""
+        left, number = iter(lines), 1
+        begun: deque[Iterator[str]] = deque()
+        try:
+            while chunk := list(islice(left, _CHUNK)):
+                begun.append(self._begin(chunk, source, target, beam, length_penalty, long_lines, where, number))
+                number += len(chunk)
+                if len(begun) > 1:
+                    yield from begun.popleft()
+        except UserError:  # in the lines that follow: these are good
+            yield from (text for chunk in begun for text in chunk)
+            raise
+        yield from (text for chunk in begun for text in chunk)
+
+    def _begin(
+        self,
+        lines: list[str],
+        source: str,
+        target: str,
+        beam: int | None,
+        length_penalty: float | None,
+        long_lines: str | None,
+        where: str,
+        first: int,
+    ) -> Iterator[str]:
+        """Hand lines to the threads. The iterator waits for what they make of them."""
         settings = self.config.translate
         refuse = (long_lines or settings.long_lines) == "refuse"
         parts: list[list[str]] = []
         counts: list[int] = []
-        for number, line in enumerate(lines, start=first):
-            split = list(self._parts(line, source, target))
+        for number, tokens in enumerate(self._tokens(lines, source, target), start=first):
+            split = list(self._parts(tokens))
             if refuse and len(split) > 1:
                 raise UserError(
                     f"{where}:{number}: has more than {self.config.data.max_length} tokens; "
@@ -117,17 +170,16 @@ class Translator:
                 max_input_length=0,
                 max_decoding_length=_longest(self.config),
                 disable_unk=True,
+                asynchronous=True,
             )
             if parts
             else []
         )
-        for count in counts:
-            yield " ".join(_text(next(results).hypotheses[0]) for _ in range(count)).strip()
+        return (" ".join(_text(next(results).result().hypotheses[0]) for _ in range(n)).strip() for n in counts)
 
-    def _parts(self, line: str, source: str, target: str) -> Iterator[list[str]]:
+    def _parts(self, tokens: list[str]) -> Iterator[list[str]]:
         """A line as one token list, or as several where it is too long: cut behind punctuation, or between words."""
         head = 1 if len(self.config.data.targets) > 1 else 0
-        tokens = self.tokens(line, source, target)
         tag, pieces = tokens[:head], tokens[head:]
         limit = self.config.data.max_length
         while len(pieces) > limit:
@@ -138,6 +190,11 @@ class Translator:
             pieces = pieces[at:]
         if pieces:
             yield [*tag, *pieces]
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _text(pieces: list[str]) -> str:
@@ -161,6 +218,7 @@ def _chosen(option: str, wanted: str | None, possible: list[str]) -> str:
 
 def _spec(config: Config, tensors: dict[str, Any]) -> Any:
     """The checkpoint as CTranslate2 describes it. ScaleNorm is RMSNorm with the constant weight g / sqrt(D)."""
+    import numpy as np
     from ctranslate2.specs import TransformerSpec  # it imports torch where there is one
 
     settings = config.model
@@ -208,6 +266,8 @@ def _spec(config: Config, tensors: dict[str, Any]) -> Any:
 
 def _sinusoids(count: int, width: int) -> Any:
     """The positions of model.py, without torch; the tests hold the two together."""
+    import numpy as np
+
     half = width // 2
     rates = np.exp(np.arange(half) * (-np.log(10000.0) / max(half - 1, 1)))
     angles = np.arange(count)[:, None] * rates
