@@ -4,10 +4,10 @@ Two runs of the same config and seed, one static and one with MultiDDS-S, take t
 and then, in one process; figures are medians of those turns, so that what else the machine does falls on both alike.
     overhead = one update, with its record / (every * one step)
 A run of 1,000 steps is not made: one step is multiplied. That a step of the balanced run costs no more than one of the
-static run is measured beside it (it is the same code: the balancer counts steps). The parts of an update (forward, backward, inner products,
-sketches, ...) are timed one by one, each without what is called inside it. The authors' scheme (n + n^2 passes of 8
-random sentences) is counted for every n, measured whole at the smallest, and elsewhere the cost of one of its passes
-is multiplied.
+static run is measured beside it (it is the same code: the balancer counts steps). The parts of an update (forward,
+backward, inner products, sketches, ...) are timed one by one, each without what is called inside it. The authors'
+scheme (n + n^2 passes of 8 random sentences) is counted for every n, measured whole at the smallest, and elsewhere the
+cost of one of its passes is multiplied.
 
     python benchmarks/balancing_cost.py [--short] [--json FILE] [--corpus FOLDER]
 
