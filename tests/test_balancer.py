@@ -94,6 +94,31 @@ def test_moving_averages_are_over_the_gradients_seen_in_training():
     assert list(update.train_losses) == ["c"]
 
 
+def test_datasets_observed_in_training_cost_no_passes_so_that_only_those_of_the_dev_sets_remain():
+    """decay=0 keeps the newest gradient: the reward is then that of the batches that training has just seen."""
+    model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
+    passes = []
+
+    def counted(model, b):
+        passes.append(b)
+        return loss(model, b)
+
+    balancer = balancer_of(train, dev, model, loss=counted, reward="moving-average", decay=0.0, every=100)
+    for name in NAMES:
+        model.zero_grad()
+        loss(model, batch(7)).backward()
+        balancer.observe(name)  # forgotten: the next is newer
+        model.zero_grad()
+        loss(model, train[name][0]).backward()
+        balancer.observe(name)
+    model.zero_grad()
+    update = balancer.update()
+    assert [id(b) for b in passes] == [id(dev[name][0]) for name in DEV]
+    assert update.train_losses == {}
+    expected = reference.rewards(model, loss, train, dev, dict.fromkeys(DEV, 1 / 3), stabilized=False)
+    assert update.rewards == pytest.approx(expected, abs=1e-9)
+
+
 def test_a_non_finite_gradient_in_training_does_not_poison_a_moving_average():
     model, train = mlp(), batches(NAMES)
     balancer = balancer_of(train, None, model, reward="moving-average")

@@ -21,7 +21,7 @@ from .averages import MovingAverages
 from .checks import check_names, check_step_ahead, check_whole
 from .metric import AdamMetric
 from .mixture import Mixture, check_mixture
-from .probing import Direction, Gradient, Loss, Prober, Table, norm
+from .probing import Direction, Gradient, Loss, Prober, Table, norm, sketcher_of
 from .rewards import Reward
 from .scorer import Scorer
 from .sources import Source, open_source, refuse_sharing
@@ -115,6 +115,7 @@ class Balancer:
             )
         self.mixture, self.every, self._seed = mixture, every, seed
         self._reward, self._batches, self._step_ahead, self._sketch = reward, batches, step_ahead, sketch
+        self._sketcher = sketcher_of(sketch)
         self._dev_names = tuple(dev)
         self._given = {"train": dict(train), "dev": dict(dev)}
         refuse_sharing("Balancer", [*train.values(), *dev.values()])
@@ -145,7 +146,7 @@ class Balancer:
         found = _Findings()
         table = None
         if self._sketch is not None:
-            table = Table(self._prober, None if self._sketch == "exact" else self._sketch, self._step_ahead is not None)
+            table = Table(self._prober, self._sketcher, self._step_ahead is not None)
 
         with self._prober.invisible():
             self._check_replicas()

@@ -7,6 +7,7 @@ into an `Alignment`. What to probe when, and what to do with a reward, is the ba
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -241,9 +242,8 @@ class Table:
     Memory: K + 1 gradients exactly, or n + K sketches.
     """
 
-    def __init__(self, prober: Prober, buckets: int | str | None, step_ahead: bool) -> None:
-        self._prober, self._step_ahead = prober, step_ahead
-        self._sketcher = None if buckets is None else Sketcher(buckets)
+    def __init__(self, prober: Prober, sketcher: Sketcher | None, step_ahead: bool) -> None:
+        self._prober, self._sketcher, self._step_ahead = prober, sketcher, step_ahead
         self._dev_train: list[Tensor] = []  # [dev, 1] each, a column
         self._dev_dev: list[Tensor] = []  # [dev, dev] each; one, or one per training dataset
         self._train_norms: list[float] = []
@@ -328,7 +328,7 @@ def probe(
         for name, batches in sets.items():
             if not isinstance(batches, Sequence) or not batches:
                 raise ValueError(f"probe: {role} {name!r} must be a list with at least one batch.")
-    table = Table(prober, None if sketch == "exact" else sketch, step_ahead is not None)
+    table = Table(prober, sketcher_of(sketch), step_ahead is not None)
     train_losses: dict[str, float] = {}
     dev_losses = dict.fromkeys(dev_batches, 0.0)
 
@@ -354,22 +354,34 @@ def probe(
     return table.alignment(train_losses, dev_losses, list(train_batches))
 
 
+def sketcher_of(sketch: int | str | None) -> Sketcher | None:
+    """None: whole gradients."""
+    return None if sketch is None or sketch == "exact" else Sketcher(sketch)
+
+
 def dot(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
     """The inner product, in float32 at least. In pieces: one float32 sum of millions is wrong in the third digit."""
     parts: list[Tensor] = []
-    for x, y in zip(a, b, strict=True):
-        if x is not None and y is not None:
-            x, y = x.reshape(-1), y.reshape(-1)
-            if not x.dtype == y.dtype == _wide(x.dtype):
-                dtype = _wide(torch.promote_types(x.dtype, y.dtype))
-                x, y = x.to(dtype), y.to(dtype)
-            if x.numel() <= _PIECE:
-                parts.append(torch.dot(x, y))
-            else:
-                parts += [torch.dot(*pair) for pair in zip(torch.split(x, _PIECE), torch.split(y, _PIECE), strict=True)]
+    for x, y in zip(a, b, strict=True):  # a transformer has dozens of small parameters: few calls for each
+        if x is None or y is None:
+            continue
+        same = x is y
+        if not x.dtype == y.dtype == _wide(x.dtype):
+            dtype = _wide(torch.promote_types(x.dtype, y.dtype))
+            x, y = x.to(dtype), y.to(dtype)
+        x = x.reshape(-1)
+        y = x if same else y.reshape(-1)
+        if x.numel() <= _PIECE:
+            parts.append(torch.dot(x, y))
+        else:
+            pieces = torch.split(x, _PIECE)
+            parts += map(torch.dot, pieces, pieces if same else torch.split(y, _PIECE))
     if not parts:
         return 0.0
-    values: list[float] = torch.stack([part.to(parts[0].device) for part in parts]).tolist()  # one synchronisation
+    device = parts[0].device
+    if any(part.device != device for part in parts):
+        parts = [part.to(device) for part in parts]
+    values: list[float] = torch.stack(parts).tolist()  # one synchronisation
     return sum(values)
 
 
@@ -387,6 +399,7 @@ def _added(total: Gradient | None, gradient: Gradient, scale: float = 1.0) -> Gr
     return total
 
 
+@cache
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 

@@ -11,9 +11,13 @@ The error of a cosine c is about (1 - c^2) / sqrt(buckets).
 """
 
 import hashlib
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+_Plan: TypeAlias = tuple[list[int], list[list[int]]]  # sizes of stretches of the values, and where each is added
 
 
 class Sketcher:
@@ -29,6 +33,7 @@ class Sketcher:
         generator = torch.Generator().manual_seed(seed)
         self._signs = torch.randint(0, 2, (buckets,), generator=generator, device="cpu").mul_(2).sub_(1)
         self._on: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # the signs, where they were needed
+        self._plans: dict[tuple[str, int, int], _Plan] = {}  # of every parameter: making one costs as much as using it
 
     def new(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(self.buckets, dtype=dtype, device=device)
@@ -39,18 +44,33 @@ class Sketcher:
         kind = (sketch.device, sketch.dtype)
         if kind not in self._on:
             self._on[kind] = self._signs.to(device=sketch.device, dtype=sketch.dtype)
-        signs, m = self._on[kind], self.buckets
-        done = 0
-        while done < values.numel():
-            block, first = divmod(start + done, m)  # the part lies in this block, from this place on
-            length = min(m - first, values.numel() - done)
+        signs = self._on[kind]
+        sizes, folds = self._plan(name, values.numel(), start)
+        for part, (at, first, sign) in zip(torch.split(values, sizes), folds, strict=True):
+            length = part.numel()
+            if part.dtype != sketch.dtype:
+                part = part.to(sketch.dtype)
+            sketch[at : at + length].addcmul_(part, signs[first : first + length], value=sign)
+
+    def _plan(self, name: str, count: int, start: int) -> _Plan:
+        key = (name, count, start)
+        if key not in self._plans:
+            folds = list(self._folds(name, count, start))
+            self._plans[key] = [size for size, *_ in folds], [fold for _, *fold in folds]
+        return self._plans[key]
+
+    def _folds(self, name: str, count: int, start: int) -> Iterator[tuple[int, int, int, int]]:
+        """(length, place in the sums, place in the signs, sign) of one stretch of the values after another."""
+        m, done = self.buckets, 0
+        while done < count:
+            block, first = divmod(start + done, m)  # the stretch lies in this block, from this place on
+            length = min(m - first, count - done)
             rotation, sign = self._place(name, block)
             bucket = (first + rotation) % m
             head = min(length, m - bucket)  # up to the end of the sums, then again from their beginning
-            for at, begin, end in ((bucket, 0, head), (0, head, length)):
-                if begin < end:
-                    part = values[done + begin : done + end].to(sketch.dtype)
-                    sketch[at : at + end - begin].addcmul_(part, signs[first + begin : first + end], value=sign)
+            yield head, bucket, first, sign
+            if head < length:
+                yield length - head, 0, first + head, sign
             done += length
 
     def _place(self, name: str, block: int) -> tuple[int, int]:

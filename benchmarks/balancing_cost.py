@@ -1,0 +1,340 @@
+"""What learning the mixture costs a translation run: MultiDDS-S against the static run, through the run's own code.
+
+Two runs of the same config and seed, one static and one with MultiDDS-S, take their steps in turns, with an update now
+and then, in one process; figures are medians of those turns, so that what else the machine does falls on both alike.
+    overhead = one update, with its record / (every * one step)
+A run of 1,000 steps is not made: one step is multiplied. That a step of the balanced run costs no more than one of the
+static run is measured beside it (it is the same code: the balancer counts steps). The parts of an update (forward,
+backward, inner products, sketches, ...) are timed one by one, each without what is called inside it. The authors'
+scheme (n + n^2 passes of 8 random sentences) is counted for every n, measured whole at the smallest, and elsewhere the
+cost of one of its passes is multiplied.
+
+    python benchmarks/balancing_cost.py [--short] [--json FILE] [--corpus FOLDER]
+
+The text is synthetic, with lengths like TED's and, for the demo's scale, like the catalogues'. --corpus is a folder
+in which recipes/catalogues.toml was prepared: the demo's scale is then measured on that text.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from multidds import balancer, probing, scorer, sources
+from multidds.nmt.batches import assemble
+from multidds.nmt.config import Config, load_config, parse_config
+from multidds.nmt.prepare import prepare
+from multidds.nmt.train import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+EVERY, STEP, PROBE = 1000, 9600, 4000  # the paper's M and step, and the probes of the goals; tokens
+# Sentence pairs of the catalogues of recipes/catalogues.toml: training and dev.
+DEMO = {"aze": (439, 99), "bel": (433, 99), "glg": (1793, 233), "slk": (10417, 296), "tur": (10488, 298),
+        "rus": (10897, 296), "por": (15003, 297), "ces": (10637, 297)}  # fmt: skip
+MODELS = {
+    "tiny": {"encoder_layers": 1, "decoder_layers": 1, "width": 64, "inner": 128, "heads": 4},
+    "small": {"encoder_layers": 3, "decoder_layers": 3, "width": 256, "inner": 512, "heads": 4},
+}
+
+
+# ---------------------------------------------------------------------------------------------- data
+
+
+def write_text(folder: Path, sizes: dict[str, tuple[int, int]], words: int, mean: float, spread: float) -> None:
+    """Made-up sentences: words by Zipf's law, log-normal lengths, both sides of a pair about equally long."""
+    for number, (language, (train, dev)) in enumerate(sizes.items()):
+        random = np.random.default_rng([1, number])
+        letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+        lexicon = ["".join(random.choice(letters, random.integers(2, 8))) for _ in range(words)]
+        shares = 1 / np.arange(3, words + 3)
+        place = folder / f"{language}-eng"
+        place.mkdir(parents=True, exist_ok=True)
+        for split, count in (("train", train), ("dev", dev)):
+            lengths = np.exp(random.normal(np.log(mean) - spread**2 / 2, spread, count))
+            for side in (language, "eng"):
+                many = np.clip(lengths * np.exp(random.normal(0, 0.15, count)), 1, 90).astype(int)
+                drawn = iter(random.choice(words, int(many.sum()), p=shares / shares.sum()).tolist())
+                lines = [" ".join(lexicon[next(drawn)] for _ in range(length)) for length in many]
+                (place / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def paper_config(folder: Path, n: int, model: str, threads: int) -> Config:
+    """n = K datasets, M = 1,000 steps of 9,600 tokens, probes of 4,000."""
+    languages = [f"l{i:03}" for i in range(n)]
+    write_text(folder / "text", dict.fromkeys(languages, (max(300, 6000 // n), 240)), 700, 22.0, 0.6)
+    table = {
+        "data": {
+            "folder": str(folder / "prepared"),
+            "pairs": [f"{language}-eng" for language in languages],
+            "train": str(folder / "text/{many}-eng/train.{lang}"),
+            "dev": str(folder / "text/{many}-eng/dev.{lang}"),
+        },
+        "vocabulary": {"kind": "joint", "size": 2000},
+        "model": MODELS[model],
+        "train": {"tokens": STEP, "batch_tokens": STEP // 2, "threads": threads, "max_epochs": 10**6},
+        "mixture": {"every": EVERY, "probe_tokens": PROBE},
+    }
+    config = parse_config(table, "benchmark")
+    prepare(config)
+    return config
+
+
+def demo_config(folder: Path, corpus: Path | None, threads: int) -> Config:
+    """recipes/catalogues.toml: an update every 50 steps of 2,048 tokens, probes of 1,024."""
+    overrides = [f"train.threads={threads}", "train.max_epochs=1000000"]
+    if corpus is None:
+        write_text(folder / "text", DEMO, 2000, 12.0, 0.8)
+        where = {"folder": folder / "prepared", "test": folder / "text/{many}-eng/dev.{lang}"}
+        where |= {split: folder / f"text/{{many}}-eng/{split}.{{lang}}" for split in ("train", "dev")}
+        overrides += [f'data.{key}="{path}"' for key, path in where.items()]
+    config = load_config(ROOT / "recipes" / "catalogues.toml", overrides)
+    if corpus is None:
+        prepare(config)
+    return config
+
+
+# ---------------------------------------------------------------------------------------------- clocks
+
+
+class Parts:
+    """Seconds inside named functions, each without the named functions that it calls."""
+
+    PLACES = (
+        (probing.Prober, "_checked_loss", "forward"),
+        (torch.autograd, "backward", "backward"),
+        (sources._Function, "draw", "drawing"),
+        (probing, "dot", "inner products"),
+        (probing, "_added", "inner products"),
+        (probing.Table, "kept", "sketches"),
+        (probing.Table, "add", "sketches"),
+        (probing.Table, "alignment", "sketches"),
+        (probing.Table, "__init__", "sketches"),
+        (scorer.Scorer, "step", "scorer"),
+        (probing, "seed_all", "seeds and buffers"),
+        (probing.Prober, "_restore_buffers", "seeds and buffers"),
+    )
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._inside = [0.0]  # seconds of the named functions that the running one has called
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        before = [getattr(owner, name) for owner, name, _ in self.PLACES]
+        for (owner, name, part), function in zip(self.PLACES, before, strict=True):
+            setattr(owner, name, self._timed(function, part))
+        try:
+            yield
+        finally:
+            for (owner, name, _), function in zip(self.PLACES, before, strict=True):
+                setattr(owner, name, function)
+
+    def _timed(self, function: Any, part: str) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._inside.append(0.0)
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds = time.perf_counter() - began
+                self.seconds[part] += seconds - self._inside.pop()
+                self._inside[-1] += seconds
+                self.calls[part] += 1
+
+        return timed
+
+
+class Silent:
+    def progress(self, fraction: float, facts: dict[str, Any]) -> None: ...
+
+    def line(self, text: str) -> None: ...
+
+    def log(self, text: str) -> None: ...
+
+
+def step(run: Run) -> float:
+    """One turn of the loop of multidds.nmt.train, without an update. Seconds."""
+    began, at = time.perf_counter(), run.progress
+    batches, sentences, tokens = run.stream.next(run.steps_until_update())
+    run.step(batches, tokens)
+    at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
+    run.watch(batches, tokens, Silent())
+    return time.perf_counter() - began
+
+
+def update(run: Run) -> float:
+    """One update, as the loop makes and records it. Seconds."""
+    assert run.balancer is not None
+    began = time.perf_counter()
+    run.record_update(run.balancer.update(), Silent())
+    return time.perf_counter() - began
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+def two_runs(config: Config, folder: Path) -> tuple[Run, Run]:
+    static = config.model_copy(update={"mixture": config.mixture.model_copy(update={"method": "static"})})
+    return Run(static, folder / "static"), Run(config, folder / "balanced")
+
+
+def measure(config: Config, folder: Path, rounds: int, steps: int, authors: bool = False) -> dict[str, Any]:
+    static, balanced = two_runs(config, folder)
+    for _ in range(3):
+        step(static), step(balanced)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    parts = Parts()
+    for _ in range(rounds):
+        for _ in range(steps):
+            seconds["static"].append(step(static))
+            seconds["balanced"].append(step(balanced))
+        if authors:
+            seconds["authors"].append(authors_pass(balanced))
+        with parts.watching():
+            seconds["update"].append(update(balanced))
+        for _ in range(steps):
+            seconds["balanced"].append(step(balanced))
+            seconds["static"].append(step(static))
+    median = {kind: statistics.median(values) for kind, values in seconds.items()}
+    median["step"] = statistics.median(seconds["static"] + seconds["balanced"])
+    pairs = zip(seconds["balanced"], seconds["static"], strict=True)
+    every, n = config.mixture.every, len(config.data.names)
+    total = sum(seconds["update"])
+    shares = {part: value / total for part, value in parts.seconds.items()}
+    shares["the rest"] = 1 - sum(shares.values())
+    tokens = every * config.train.tokens
+    result = {
+        "n": n,
+        "parameters": sum(p.numel() for p in static.model.parameters()),
+        "passes": parts.calls["backward"] // rounds,
+        "counted": 2 * n * config.mixture.probe_tokens / tokens,
+        "measured": median["update"] / (every * median["step"]),
+        "balanced step / static step": statistics.median(a / b for a, b in pairs),
+        "step seconds": median["step"],
+        "update seconds": median["update"],
+        "not passes": 1 - shares["forward"] - shares["backward"],
+        "parts": dict(sorted(shares.items(), key=lambda item: -item[1])),
+    }
+    if authors:
+        result["authors' pass / step"] = median["authors"] / median["step"]
+        result["our pass / step"] = median["update"] / result["passes"] / median["step"]
+    for run in (static, balanced):
+        run.close()
+    return result
+
+
+def authors_pass(run: Run, count: int = 8) -> float:
+    """Seconds of one of the authors' passes, the mean of a few: 8 random sentences, gradient, cosine with another."""
+    random = np.random.default_rng(0)
+    params = list(run.model.parameters())
+    other = [p.detach() for p in params]  # any vector
+    seconds = []
+    for sentences in [*run.data.values(), *run.dev.values()][:16]:
+        items = [(sentences, int(i)) for i in random.integers(len(sentences), size=count)]
+        began = time.perf_counter()
+        batch = assemble(items)
+        (run._summed_loss(run.model, batch) / batch.tokens).backward()  # type: ignore[no-untyped-call]
+        gradient = [p.grad for p in params]
+        probing.dot(gradient, other) / balancer.norm(gradient)
+        seconds.append(time.perf_counter() - began)
+        run.optimizer.zero_grad()
+    return statistics.fmean(seconds)
+
+
+def authors_whole(config: Config, folder: Path) -> float:
+    """Seconds of a whole update of the authors' scheme over those of `every` steps, measured, not multiplied."""
+    static, balanced = two_runs(config, folder)
+    n = len(config.data.names)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for _ in range(2):
+        step(static)
+    for _ in range(-(-(n + n * n) // 16)):
+        seconds["step"].append(step(static))
+        seconds["pass"].append(authors_pass(balanced))
+    for run in (static, balanced):
+        run.close()
+    return statistics.fmean(seconds["pass"]) * (n + n * n) / (config.mixture.every * statistics.median(seconds["step"]))
+
+
+def schemes(measured: dict[str, Any]) -> list[dict[str, float]]:
+    """The two schemes for more and more datasets, as shares of 1,000 training steps."""
+    theirs, ours = measured["authors' pass / step"], measured["our pass / step"]
+    return [
+        {
+            "n": n,
+            "authors: passes": n + n * n,
+            "authors: share": (n + n * n) * theirs / EVERY,
+            "ours: passes": 2 * n,
+            "ours: share": 2 * n * ours / EVERY,
+            "ours with 8 sentences: share": 2 * n * theirs / EVERY,
+        }
+        for n in (8, 58, 100, 1000)
+    ]
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    print(title)
+    for row in rows:
+        for key, value in row.items():
+            if isinstance(value, dict):
+                value = ", ".join(f"{part} {share:.1%}" for part, share in value.items())
+            elif isinstance(value, float):
+                value = f"{value:.4g}"
+            print(f"  {key:>30}  {value}")
+        print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="about two minutes: fewer turns")
+    parser.add_argument("--only", choices=["paper-8", "paper-100", "demo"], help="one of the scales")
+    parser.add_argument("--model", choices=list(MODELS), default="tiny", help="of the paper's scales")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--corpus", type=Path, help="a folder where recipes/catalogues.toml was prepared")
+    parser.add_argument("--json", type=Path, help="write the ratios here as well")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with contextlib.suppress(ImportError):  # as `multidds train` does
+        from multidds.nmt.allocator import keep_freed_memory
+
+        keep_freed_memory()
+    json_path = args.json.resolve() if args.json else None
+    rounds = {"paper-8": 3, "paper-100": 1, "demo": 4} if args.short else {"paper-8": 9, "paper-100": 3, "demo": 12}
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for scale in rounds if args.only is None else [args.only]:
+            if scale == "demo":
+                os.chdir(args.corpus or folder)
+                config = demo_config(folder / scale, args.corpus, args.threads)
+            else:
+                config = paper_config(folder / scale, int(scale.split("-")[1]), args.model, args.threads)
+            found[scale] = measure(config, folder / scale / "runs", rounds[scale], 2, scale == "paper-8")
+            show(f"{scale}: an update every {config.mixture.every} steps", [found[scale]])
+            if scale == "paper-8":
+                found["schemes"] = schemes(found[scale])
+                show("the authors' scheme: passes counted, shares from the cost of one pass", found["schemes"])
+                if not args.short:
+                    found["authors at 8, whole"] = authors_whole(config, folder / scale / "whole")
+                    print(f"the authors' scheme at n = 8, all passes made: {found['authors at 8, whole']:.4f}\n")
+    for scale, goal in (("paper-8", 0.01), ("paper-100", 0.10)):
+        if scale in found:
+            got = found[scale]["measured"]
+            print(f"{scale}: {got:.2%} of the training time, goal {goal:.0%}: {'met' if got <= goal else 'MISSED'}")
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
