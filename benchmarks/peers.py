@@ -375,7 +375,7 @@ def eole(size: str, data: list[Batch]) -> Step:
     inputs = []
     for t in (tables(batch) for batch in data):
         inputs.append({"src": t.source, "srclen": t.source_lengths, "tgt": t.target, "images": None, "prefix_len": None,
-                       "cid": None, "cid_line_number": None, "tokens": t.tokens})  # fmt: skip
+                       "cid": [None] * len(t.source), "cid_line_number": [0] * len(t.source), "tokens": t.tokens})  # fmt: skip
 
     def run(i: int) -> float:
         reported = Statistics()
@@ -402,7 +402,7 @@ def sockeye(size: str, data: list[Batch]) -> Step:
             feed_forward_num_hidden=settings["inner"], num_layers=layers, dropout_attention=DROPOUT,
             dropout_act=DROPOUT, dropout_prepost=DROPOUT, preprocess_sequence="n", postprocess_sequence="dr",
             positional_embedding_type=constants.FIXED_POSITIONAL_EMBEDDING, max_seq_len_source=longest,
-            max_seq_len_target=longest,
+            max_seq_len_target=longest, depth_key_value=settings["width"],
         )  # fmt: skip
 
     # The embeddings' own dropout stays 0, its default: what goes into the first layer is dropped anyway.
