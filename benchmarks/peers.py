@@ -1,0 +1,613 @@
+"""The training steps of other translation toolkits, on the batches of train_speed.py.
+
+    python benchmarks/peers.py --size small --threads 1
+
+Each peer is its own model class, built from its own configuration, with its own loss and its own way to divide it,
+then backward, clipping and Adam as its own trainer runs them. Sizes, dropout, smoothing, clipping and the sentences
+are the same for all; norms before the sublayers, relu, target embedding tied to the output. What comes before the
+step (reading, batching, padding) is not timed. A peer that cannot be imported or built is shown with the reason.
+
+Adam: Hugging Face's Trainer takes the fused one by itself. The others take torch's default, on a CPU a loop over the
+parameters; here they get the fused one as well, so that the comparison is not about this switch. fairseq has an Adam
+of its own, which stays. JoeyNMT's loss is a divergence: 1.22 lower than the cross-entropy of the others, by the
+entropy of the smoothed targets.
+
+The toolkits pin old versions of torch and of each other, so they go in without their pins, beside one torch:
+
+    pip install torch==2.13.0 transformers accelerate
+    pip install --no-deps joeynmt==2.3.0 eole==0.6.4 sockeye==3.1.34 OpenNMT-py==3.5.1 fasttext-wheel
+    pip install configargparse ctranslate2 pyonmttok sentencepiece sacrebleu subword-nmt datasets packaging pandas
+    pip install portalocker pyahocorasick pydantic pyyaml rapidfuzz sacremoses spacy tensorboard waitress flask six
+
+    pip install --no-deps fairseq==0.12.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 bitarray  # a C++ compiler
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import math
+import statistics
+import tempfile
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from train_speed import (
+    CLIP,
+    DROPOUT,
+    LONGEST,
+    SIZES,
+    SMOOTHING,
+    TOKENS,
+    VOCABULARY,
+    Step,
+    made_up_batches,
+    model_of,
+    padded,
+    plain_loss,
+    timed,
+)
+
+from multidds.nmt.allocator import keep_freed_memory
+from multidds.nmt.batches import Batch
+from multidds.nmt.prepare import BEGIN, END
+
+RATE = 1e-4
+BETAS = (0.9, 0.98)
+PAD = 0  # <unk> of ours, which the made-up sentences do not have
+WARM_UP = 3  # steps; Sockeye's traced model is compiled during its first ones
+
+
+class Training:
+    """A Step that can be checked: it keeps its model and the last loss per target token."""
+
+    def __init__(self, model: nn.Module, run: Callable[[int], Tensor | float]) -> None:
+        self.model, self.run, self.loss = model, run, math.nan
+
+    def __call__(self, i: int) -> None:
+        self.loss = self.run(i)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A batch as the toolkits want it: padded, the target with <s> and </s>."""
+
+    source: Tensor  # [B, S]
+    source_lengths: Tensor  # [B]
+    target: Tensor  # [B, T + 1]
+    tokens: int
+
+    @property
+    def target_in(self) -> Tensor:
+        """Without </s>, [B, T]."""
+        kept = self.target.masked_fill(self.target == END, PAD)
+        return kept[:, :-1].contiguous()
+
+    @property
+    def target_out(self) -> Tensor:
+        """Without <s>, [B, T]."""
+        return self.target[:, 1:].contiguous()
+
+
+def tables(batch: Batch) -> Tables:
+    rows, inputs = batch.target_rows, padded(batch)
+    out = torch.full((rows.sentences * rows.longest,), PAD).index_copy(0, rows.places, batch.target_out)
+    target = torch.cat([torch.full((rows.sentences, 1), BEGIN), out.view(rows.sentences, -1)], 1)
+    return Tables(inputs.source, inputs.source_mask.sum((1, 2, 3)), target, batch.tokens)
+
+
+def fused(optimizer: torch.optim.Optimizer) -> None:
+    """Before the first step: a toolkit's own Adam made the fused one."""
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+
+
+def simple(model: nn.Module, loss: Callable[[int], Tensor]) -> Training:
+    """The loop one writes first, for those without a loop of their own. loss: per token."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=BETAS, fused=True)
+
+    def run(i: int) -> Tensor:
+        value = loss(i)
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return value.detach()
+
+    return Training(model, run)
+
+
+def plain(size: str, data: list[Batch]) -> Step:
+    model, inputs = model_of(size), [padded(batch) for batch in data]
+    return simple(model, lambda i: plain_loss(model, inputs[i], SMOOTHING) / data[i].tokens)
+
+
+def ours(size: str, data: list[Batch]) -> Step:
+    model = model_of(size)
+    return simple(model, lambda i: model(data[i], SMOOTHING) / data[i].tokens)
+
+
+# ---------------------------------------------------------------------------------------------- Hugging Face
+
+
+def _hugging_face(size: str, config: type, model: type, **options: Any) -> nn.Module:
+    settings, sides = SIZES[size], {}
+    for side in ("encoder", "decoder"):
+        sides |= {f"{side}_layers": settings[f"{side}_layers"], f"{side}_ffn_dim": settings["inner"],
+                  f"{side}_attention_heads": settings["heads"], f"{side}_layerdrop": 0.0}  # fmt: skip
+    torch.manual_seed(0)
+    return model(config(
+        vocab_size=VOCABULARY, d_model=settings["width"], max_position_embeddings=LONGEST + 2, dropout=DROPOUT,
+        attention_dropout=DROPOUT, activation_dropout=DROPOUT, activation_function="relu", pad_token_id=PAD,
+        bos_token_id=BEGIN, eos_token_id=END, decoder_start_token_id=BEGIN, scale_embedding=True, **sides, **options,
+    )).train()  # fmt: skip
+
+
+def _marian(size: str) -> nn.Module:
+    from transformers import MarianConfig, MarianMTModel
+
+    # Its norms stand after the sublayers, it has no other way. Two embeddings, as the others have them.
+    options = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCABULARY}
+    return _hugging_face(size, MarianConfig, MarianMTModel, **options)
+
+
+def _hugging_face_loop(model: nn.Module, data: list[Batch]) -> Training:
+    """The models' own loss has no smoothing: torch's instead, on the padded logits."""
+    inputs = [tables(batch) for batch in data]
+    given = [
+        {"input_ids": t.source, "attention_mask": t.source != PAD, "decoder_input_ids": t.target_in} for t in inputs
+    ]
+
+    def loss(i: int) -> Tensor:
+        logits = model(**given[i], use_cache=False).logits.flatten(0, 1)
+        return F.cross_entropy(logits, inputs[i].target_out.flatten(), label_smoothing=SMOOTHING, ignore_index=PAD)
+
+    return simple(model, loss)
+
+
+def marian(size: str, data: list[Batch]) -> Step:
+    return _hugging_face_loop(_marian(size), data)
+
+
+def m2m100(size: str, data: list[Batch]) -> Step:
+    """Norms before the sublayers. One embedding for both sides, it has no other way: fewer parameters."""
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    return _hugging_face_loop(_hugging_face(size, M2M100Config, M2M100ForConditionalGeneration), data)
+
+
+def trainer(size: str, data: list[Batch]) -> Step:
+    """What Trainer does between taking a batch and its callbacks; loss and smoothing are Trainer's."""
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    model = _marian(size)
+    options = Seq2SeqTrainingArguments(
+        output_dir=tempfile.gettempdir(), label_smoothing_factor=SMOOTHING, max_grad_norm=CLIP, learning_rate=RATE,
+        adam_beta1=BETAS[0], adam_beta2=BETAS[1], use_cpu=True, report_to=[], lr_scheduler_type="constant",
+    )  # fmt: skip
+    peer = Seq2SeqTrainer(model=model, args=options)
+    peer.create_optimizer_and_scheduler(10**6)
+    wrapped, peer.optimizer = peer.accelerator.prepare(model, peer.optimizer)
+    peer.current_gradient_accumulation_steps = 1
+    inputs = []
+    for t in (tables(batch) for batch in data):
+        labels = t.target_out.masked_fill(t.target_out == PAD, -100)
+        mask = (t.source != PAD).long()
+        inputs.append(
+            {"input_ids": t.source, "attention_mask": mask, "labels": labels, "decoder_input_ids": t.target_in}
+        )
+
+    def run(i: int) -> Tensor:
+        samples, items = peer.get_batch_samples(iter([dict(inputs[i])]), 1, torch.device("cpu"))
+        value = peer.training_step(wrapped, samples[0], items)
+        if not torch.isfinite(value):
+            raise ArithmeticError("Trainer: the loss is not finite")
+        peer.accelerator.clip_grad_norm_(wrapped.parameters(), CLIP)
+        peer.optimizer.step()
+        peer.lr_scheduler.step()
+        wrapped.zero_grad()
+        return value
+
+    return Training(model, run)
+
+
+# ---------------------------------------------------------------------------------------------- JoeyNMT
+
+
+def joeynmt(size: str, data: list[Batch]) -> Step:
+    from joeynmt.batch import Batch as JoeyBatch
+    from joeynmt.builders import build_gradient_clipper, build_optimizer
+    from joeynmt.model import build_model
+    from joeynmt.vocabulary import Vocabulary
+
+    settings = SIZES[size]
+    # It has the special tokens in this order; their numbers are not ours, words have the same.
+    unknown, pad, begin, end = range(4)
+    symbols = types.SimpleNamespace(
+        unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None, lang_tags=[],
+        unk_id=unknown, pad_id=pad, bos_id=begin, eos_id=end, sep_id=None,
+    )  # fmt: skip
+    vocabulary = Vocabulary([str(n) for n in range(4, VOCABULARY)], symbols)
+    renumbered = torch.arange(VOCABULARY)
+    renumbered[[PAD, BEGIN, END]] = torch.tensor([pad, begin, end])
+
+    def side(layers: int) -> dict[str, Any]:
+        embeddings = {"embedding_dim": settings["width"], "scale": True, "dropout": DROPOUT}
+        return {"type": "transformer", "num_layers": layers, "num_heads": settings["heads"], "dropout": DROPOUT,
+                "hidden_size": settings["width"], "ff_size": settings["inner"], "layer_norm": "pre",
+                "activation": "relu", "embeddings": embeddings}  # fmt: skip
+
+    torch.manual_seed(0)
+    # The initial values of its own transformer examples.
+    config = {"encoder": side(settings["encoder_layers"]), "decoder": side(settings["decoder_layers"]),
+              "tied_softmax": True, "tied_embeddings": False, "initializer": "xavier_uniform",
+              "embed_initializer": "xavier_uniform"}  # fmt: skip
+    model = build_model(config, vocabulary, vocabulary).train()
+    model.loss_function = ("crossentropy", SMOOTHING)
+    options = {"optimizer": "adam", "learning_rate": RATE, "adam_betas": BETAS, "clip_grad_val": None,
+               "clip_grad_norm": CLIP, "weight_decay": 0.0}  # fmt: skip
+    optimizer, clip = build_optimizer(options, model.parameters()), build_gradient_clipper(options)
+    fused(optimizer)
+    inputs = [
+        JoeyBatch(
+            renumbered[t.source], t.source_lengths, None, renumbered[t.target], None, torch.arange(len(t.source)),
+            torch.device("cpu"), pad, end,
+        )
+        for t in (tables(batch) for batch in data)
+    ]  # fmt: skip
+
+    def run(i: int) -> float:
+        batch = inputs[i]
+        model.train()
+        batch.sort_by_src_length()
+        loss, _, _, correct = model(return_type="loss", **vars(batch))
+        value = batch.normalize(loss, normalization="tokens")
+        value.backward()
+        reported = value.item(), correct.item()  # as its trainer does
+        clip(parameters=model.parameters())
+        optimizer.step()
+        model.zero_grad()
+        return reported[0]
+
+    return Training(model, run)
+
+
+# ---------------------------------------------------------------------------------------------- OpenNMT-py and eole
+
+
+def _opennmt_vocabularies(tokens: Any) -> dict[str, Any]:
+    """Special tokens numbered as ours."""
+    import pyonmttok
+
+    special = [tokens.PAD, tokens.BOS, tokens.EOS, tokens.UNK]
+    words = [str(n) for n in range(len(special), VOCABULARY)]
+    source, target = (pyonmttok.build_vocab_from_tokens(words, special_tokens=special) for _ in range(2))
+    names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), special, strict=True))
+    return {"src": source, "tgt": target, "specials": names}
+
+
+def opennmt(size: str, data: list[Batch]) -> Step:
+    from onmt import opts
+    from onmt.constants import DefaultTokens
+    from onmt.model_builder import build_model
+    from onmt.trainer import Trainer
+    from onmt.utils import Statistics
+    from onmt.utils.loss import LossCompute
+    from onmt.utils.optimizers import Optimizer
+    from onmt.utils.parse import ArgumentParser
+
+    settings = SIZES[size]
+    vocabularies = _opennmt_vocabularies(DefaultTokens)
+    parser = ArgumentParser()
+    opts.train_opts(parser)
+    options = parser.parse_args(["-data", "none", "-src_vocab", "none"])  # it insists on both, and reads neither
+    vars(options).update(
+        encoder_type="transformer", decoder_type="transformer", position_encoding=True, layers=-1,
+        enc_layers=settings["encoder_layers"], dec_layers=settings["decoder_layers"], hidden_size=settings["width"],
+        word_vec_size=settings["width"], transformer_ff=settings["inner"], heads=settings["heads"],
+        dropout=[DROPOUT], attention_dropout=[DROPOUT], label_smoothing=SMOOTHING, max_grad_norm=CLIP, optim="adam",
+        adam_beta1=BETAS[0], adam_beta2=BETAS[1], learning_rate=RATE, share_decoder_embeddings=True,
+        param_init=0.0, param_init_glorot=True, normalization="tokens", world_size=0, gpu_ranks=[],
+        add_qkvbias=True, add_ffnbias=True, pos_ffn_activation_fn="relu",
+    )  # fmt: skip
+    ArgumentParser.update_model_opts(options)
+    ArgumentParser.validate_model_opts(options)
+    torch.manual_seed(0)
+    model = build_model(options, options, vocabularies, None, -1).train()
+    loss = LossCompute.from_opts(options, model, vocabularies["tgt"])
+    optimizer = Optimizer.from_opt(model, options)
+    fused(optimizer._optimizer)
+    peer = Trainer(model, loss, loss, None, None, optimizer, norm_method="tokens", n_gpu=0,
+                   dropout=[DROPOUT], attention_dropout=[DROPOUT])  # fmt: skip
+    inputs = [
+        {"src": t.source[..., None], "srclen": t.source_lengths, "tgt": t.target[..., None], "tokens": t.tokens}
+        for t in (tables(batch) for batch in data)
+    ]
+
+    def run(i: int) -> float:
+        reported = Statistics()
+        peer._gradient_accumulation([inputs[i]], inputs[i]["tokens"], Statistics(), reported)
+        return reported.xent()
+
+    return Training(model, run)
+
+
+def eole(size: str, data: list[Batch]) -> Step:
+    from eole.config.run import TrainConfig
+    from eole.constants import DefaultTokens
+    from eole.models.model import get_model_class
+    from eole.trainer import BatchProcessor
+    from eole.utils import Statistics
+    from eole.utils.loss import LossCompute
+    from eole.utils.optimizers import Optimizer
+
+    settings = SIZES[size]
+    vocabularies = _opennmt_vocabularies(DefaultTokens)
+    biases = {"add_qkvbias": True, "add_final_linear_bias": True, "add_ffnbias": True}  # as the others have them
+    config = TrainConfig(
+        src_vocab="none", tgt_vocab="none", data={},
+        model={
+            "architecture": "transformer", "hidden_size": settings["width"], "word_vec_size": settings["width"],
+            "transformer_ff": settings["inner"], "heads": settings["heads"], "share_decoder_embeddings": True,
+            "encoder": {"layers": settings["encoder_layers"]}, "decoder": {"layers": settings["decoder_layers"]},
+            "position_encoding_type": "SinusoidalInterleaved", "mlp_activation_fn": "relu", **biases,
+        },
+        training={
+            "dropout": [DROPOUT], "attention_dropout": [DROPOUT], "label_smoothing": SMOOTHING, "optim": "adam",
+            "adam_beta1": BETAS[0], "adam_beta2": BETAS[1], "learning_rate": RATE, "max_grad_norm": CLIP,
+            "param_init_method": "xavier_uniform", "normalization": "tokens", "compute_dtype": "fp32",
+            "world_size": 0, "gpu_ranks": [],
+        },
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = get_model_class(config.model).for_training(config.model, vocabularies, config.training, device_id=-1)
+    model.train()
+    loss = LossCompute.from_config(config, model, vocabularies)
+    optimizer = Optimizer.from_config(model, config)
+    fused(optimizer._optimizer)
+    peer = BatchProcessor(model, loss, optimizer, 0, "data_parallel", False, False, 0.0, 1)
+    inputs = []
+    for t in (tables(batch) for batch in data):
+        none = [None] * len(t.source)
+        inputs.append({"src": t.source, "srclen": t.source_lengths, "tgt": t.target, "images": None, "prefix_len": None,
+                       "cid": none, "cid_line_number": [0] * len(none), "tokens": t.tokens})  # fmt: skip
+
+    def run(i: int) -> float:
+        reported = Statistics()
+        optimizer.zero_grad(set_to_none=True)
+        peer.process_batch(inputs[i], inputs[i]["tokens"], 1, Statistics(), reported)
+        optimizer.step()
+        return reported.xent()
+
+    return Training(model, run)
+
+
+# ---------------------------------------------------------------------------------------------- Sockeye
+
+
+def sockeye(size: str, data: list[Batch]) -> Step:
+    """As sockeye-train does, the model is traced."""
+    from sockeye import constants, data_io, encoder, loss, model, optimizers, training, transformer
+
+    settings, longest = SIZES[size], LONGEST + 2
+
+    def stack(layers: int) -> Any:
+        return transformer.TransformerConfig(
+            model_size=settings["width"], attention_heads=settings["heads"], act_type=constants.RELU,
+            feed_forward_num_hidden=settings["inner"], num_layers=layers, dropout_attention=DROPOUT,
+            dropout_act=DROPOUT, dropout_prepost=DROPOUT, preprocess_sequence="n", postprocess_sequence="dr",
+            positional_embedding_type=constants.FIXED_POSITIONAL_EMBEDDING, max_seq_len_source=longest,
+            max_seq_len_target=longest, depth_key_value=settings["width"],
+        )  # fmt: skip
+
+    # The embeddings' own dropout stays 0, its default: what goes into the first layer is dropped anyway.
+    embeddings = [encoder.EmbeddingConfig(VOCABULARY, settings["width"], 0.0) for _ in range(2)]
+    config = model.ModelConfig(
+        data_io.DataConfig(None, longest, longest, 1, 1), VOCABULARY, VOCABULARY, *embeddings,
+        stack(settings["encoder_layers"]), stack(settings["decoder_layers"]),
+        weight_tying_type=constants.WEIGHT_TYING_TRG_SOFTMAX,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    peer = model.SockeyeModel(config)
+    peer.apply(model.initialize_parameters)
+    peer.train()
+    inputs = []
+    for t in (tables(batch) for batch in data):
+        parts = (x[..., None].int() for x in (t.source, t.target_in, t.target_out))  # its iterators give int32
+        inputs.append(data_io.create_batch_from_parallel_sample(*parts))
+    first = inputs[0]
+    example = (first.source, first.source_length, first.target, first.target_length)
+    traced = torch.jit.trace(peer, example, strict=False, check_trace=False)  # a check would see the dropout
+    both = training.ModelWithLoss(traced, [loss.CrossEntropyLoss(label_smoothing=SMOOTHING)])
+    chosen = optimizers.OptimizerConfig(name=constants.OPTIMIZER_ADAM, lr=RATE, betas=BETAS)
+    kind, options, zero = optimizers.get_optimizer(chosen)
+    optimizer = kind(peer.parameters(), **options, fused=True)
+
+    def run(i: int) -> float:
+        batch = inputs[i]
+        total, values, _ = both(batch.source, batch.source_length, batch.target, batch.target_length, batch.labels)
+        total.backward()
+        reported = values[0].item()  # as its trainer does
+        nn.utils.clip_grad_norm_(peer.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(**zero)
+        return reported
+
+    return Training(peer, run)
+
+
+# ---------------------------------------------------------------------------------------------- fairseq
+
+
+def _import_fairseq() -> None:
+    """Its configuration classes have instances of each other as defaults, which Python 3.11 refuses if unhashable."""
+    import hydra.core.config_store  # noqa: F401  # first, so that only fairseq's own classes are made hashable
+
+    original = dataclasses.dataclass
+
+    def hashable(cls: type | None = None, **options: Any) -> Any:
+        return original(cls, **({"unsafe_hash": True} | options))
+
+    dataclasses.dataclass = hashable
+    try:
+        import fairseq.models.transformer  # noqa: F401
+    finally:
+        dataclasses.dataclass = original
+
+
+def fairseq(size: str, data: list[Batch]) -> Step:
+    """Its own Adam and clipping, which are its only ones without a GPU: loops over the parameters.
+
+    The encoder has copies of its weights for inference (BetterTransformer), which no step changes.
+    """
+    _import_fairseq()
+    from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+    from fairseq.data import Dictionary
+    from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+    from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+    settings = SIZES[size]
+    words = Dictionary()
+    for n in range(len(words), VOCABULARY):
+        words.add_symbol(str(n))
+    renumbered = torch.arange(VOCABULARY)
+    renumbered[[PAD, BEGIN, END]] = torch.tensor([words.pad(), words.eos(), words.eos()])  # it begins with </s>
+
+    task = TranslationTask(TranslationConfig(), words, words)
+    config = TransformerConfig(
+        dropout=DROPOUT, attention_dropout=DROPOUT, activation_dropout=DROPOUT, activation_fn="relu",
+        share_decoder_input_output_embed=True, max_source_positions=LONGEST + 2, max_target_positions=LONGEST + 2,
+    )  # fmt: skip
+    for name in ("encoder", "decoder"):
+        side = getattr(config, name)
+        side.embed_dim, side.ffn_embed_dim, side.normalize_before = settings["width"], settings["inner"], True
+        side.layers, side.attention_heads = settings[f"{name}_layers"], settings["heads"]
+    config.decoder.input_dim = config.decoder.output_dim = settings["width"]
+    torch.manual_seed(0)
+    model = TransformerModelBase.build_model(config, task)
+    criterion = LabelSmoothedCrossEntropyCriterion(task, False, SMOOTHING)
+    chosen = FairseqAdamConfig(adam_betas=str(BETAS), lr=[RATE], tpu=False)
+    optimizer = FairseqAdam(chosen, [p for p in model.parameters() if p.requires_grad])
+    inputs = []
+    for t in (tables(batch) for batch in data):
+        given = {"src_tokens": renumbered[t.source], "src_lengths": t.source_lengths,
+                 "prev_output_tokens": renumbered[t.target_in]}  # fmt: skip
+        inputs.append({"net_input": given, "target": renumbered[t.target_out], "ntokens": t.tokens})
+
+    def run(i: int) -> Tensor:
+        optimizer.zero_grad()
+        loss, tokens, _ = task.train_step(inputs[i], model, criterion, optimizer, 0)
+        optimizer.multiply_grads(1 / tokens)
+        optimizer.clip_grad_norm(CLIP)
+        task.optimizer_step(optimizer, model, 0)
+        return loss.detach() / tokens
+
+    return Training(model, run)
+
+
+# ---------------------------------------------------------------------------------------------- all in turn
+
+
+def _named(name: str, package: str) -> str:
+    try:
+        return f"{name} ({version(package)})"
+    except PackageNotFoundError:
+        return f"{name} (not installed)"
+
+
+PEERS: dict[str, Callable[[str, list[Batch]], Step]] = {
+    _named("Hugging Face Marian", "transformers"): marian,
+    _named("Hugging Face Seq2SeqTrainer, Marian", "transformers"): trainer,
+    _named("Hugging Face M2M100", "transformers"): m2m100,
+    _named("eole", "eole"): eole,
+    _named("OpenNMT-py", "OpenNMT-py"): opennmt,
+    _named("Sockeye", "sockeye"): sockeye,
+    _named("JoeyNMT", "joeynmt"): joeynmt,
+    _named("fairseq", "fairseq"): fairseq,
+}
+
+
+def checked(step: Step) -> dict[str, Any]:
+    """Runs a first step: is it a training step of such a model? Parameters are those that the step changes."""
+    now = [p for p in step.model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in now]
+    step(0)
+    moved = [not torch.equal(old, new) for old, new in zip(before, now, strict=True)]
+    sizes = [p.numel() for p in now]
+    trained = sum(size for size, yes in zip(sizes, moved, strict=True) if yes)
+    return {"parameters": trained, "unchanged": sum(sizes) - trained, "first_loss": float(step.loss)}
+
+
+def compare(size: str, count: int, rounds: int, only: list[str]) -> dict[str, Any]:
+    data = made_up_batches(count, TOKENS[size])
+    steps, rows, missing = {}, {}, {}
+    for name, build in ({"plain": plain, "ours": ours} | PEERS).items():
+        if only and name not in ("plain", "ours") and not any(part.lower() in name.lower() for part in only):
+            continue
+        try:
+            step = build(size, data)
+            rows[name] = checked(step)
+            steps[name] = step
+        except (Exception, SystemExit) as error:  # whatever a toolkit fails with: it is shown, and the others go on
+            missing[name] = f"{type(error).__name__}: {error}".split("\n")[0]
+    for step in steps.values():
+        for i in range(WARM_UP):
+            step(i % count)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds):
+        for i in range(count):
+            for name in list(steps)[:: 1 if (turn + i) % 2 else -1]:  # who goes first alternates
+                seconds[name].append(timed(lambda name=name, i=i: steps[name](i)))
+    for name, times in seconds.items():
+        against = {base: [b / t for b, t in zip(seconds[base], times, strict=True)] for base in ("plain", "ours")}
+        rows[name] |= {
+            "seconds": statistics.median(times), "ratio_to_plain": statistics.median(against["plain"]),
+            "ours_is_faster": 1 / statistics.median(against["ours"]), "last_loss": float(steps[name].loss),
+        }  # fmt: skip
+    return {"size": size, "threads": torch.get_num_threads(), "torch": torch.__version__, "steps": count * rounds,
+            "rows": rows, "missing": missing}  # fmt: skip
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        f"{result['size']}, {result['threads']} thread(s), {result['steps']} steps each, torch {result['torch']}; "
+        f"ln {VOCABULARY} = {math.log(VOCABULARY):.2f}",
+        "",
+        "| | parameters | first loss | median s/step | speed, plain = 1 | ours is faster |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in result["rows"].items():
+        if "seconds" in row:
+            lines.append(f"| {name} | {row['parameters'] / 1e6:.2f} M | {row['first_loss']:.2f} | {row['seconds']:.2f} "
+                         f"| {row['ratio_to_plain']:.2f} | {row['ours_is_faster']:.2f} x |")  # fmt: skip
+    lines += [f"| {name} | not measured: {reason} | | | | |" for name, reason in result["missing"].items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=[], help="parts of peers' names")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    keep_freed_memory()
+    result = compare(options.size, options.batches, options.rounds, options.only)
+    print(json.dumps(result) if options.json else table(result))
+
+
+if __name__ == "__main__":
+    main()
