@@ -55,7 +55,7 @@ def lines_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[st
 
 
 def _blocks(path: Path, start: int, stop: int | None) -> Iterator[list[str]]:
-    """Lines, many at a time; one by one, reading would take as long as a third of their encoding."""
+    """Lines, many at a time: decoding them one by one is slow beside their encoding."""
     try:
         with _opened(path) as file:
             lines, number = islice(file, start, stop), start

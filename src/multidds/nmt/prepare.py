@@ -33,7 +33,7 @@ from .errors import UserError
 from .vocabulary import JOINT, SPECIALS, UNKNOWN, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 LAYOUT = 2  # of the prepared folder; grows when it changes
-_CHUNK = 1000  # lines encoded at once: few enough for their tokens to stay in the cache
+_CHUNK = 1000  # lines encoded at once
 _PART = 500_000  # bytes of a job, at least
 
 
@@ -276,7 +276,7 @@ class Encoder:
         return np.split(tokens, np.cumsum(lengths)[:-1]) if texts else []
 
     def encode_flat(self, texts: list[str]) -> tuple[Numbers, Numbers]:
-        """(the tokens of all texts in a row, tokens of each): an array per text would cost half as much again."""
+        """(the tokens of all texts in a row, tokens of each): making an array per text is slow."""
         # One thread: the other cores have processes of their own.
         ids = self.model.encode(texts, out_type=int, num_threads=1)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))

@@ -22,7 +22,7 @@ from .errors import UserError
 from .vocabulary import SPECIALS, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 EPSILON = 1e-6  # of the norms, as in model.py
-_BATCH_TOKENS = 1024  # small enough that every core gets some; larger ones are not faster
+_BATCH_TOKENS = 1024  # small enough that every core gets some
 _CHUNK = 2000  # lines sorted by length and translated together
 
 
