@@ -4,6 +4,7 @@ Training batches are cut from a pool of draws sorted by length. A pool is made f
 reaches past the next update of the mixture, so every batch is drawn with the mixture of its moment.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,7 +122,6 @@ class Sentences:
 
 
 Item = tuple[Sentences, int]
-_PROBE_PART = 512  # tokens
 
 
 def assemble(items: list[Item]) -> Batch:
@@ -149,15 +149,17 @@ def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:
 def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generator], list[Batch]]:
     """A source of probe batches of about `tokens` tokens: sentences drawn with replacement.
 
-    A probe batch comes in parts of similar lengths: unsorted sentences in one tensor would be mostly padding.
+    A probe batch comes in parts of similar lengths: attention would be mostly padding if it were one. Many parts are
+    slow too; with their number growing like the root a token costs 1.2 times one of training (docs/performance.md).
     """
+    parts = math.ceil(math.sqrt(tokens / 256))
     draws = max(1, round(2 * tokens / float(sentences.lengths.mean())) + 1)
 
     def draw(generator: torch.Generator) -> list[Batch]:
         indices = torch.randint(len(sentences), (draws,), generator=generator, device="cpu").numpy()
         total = np.cumsum(sentences.lengths[indices])
         items = [(sentences, int(i)) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]]
-        return [assemble(part) for part in _cut(items, min(len(items), -(-tokens // _PROBE_PART)))]
+        return [assemble(part) for part in _cut(items, min(len(items), parts))]
 
     return draw
 
