@@ -297,7 +297,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="about two minutes: fewer turns")
+    parser.add_argument("--short", action="store_true", help="fewer turns, and n = 100 by multiplication alone")
     parser.add_argument("--only", choices=["paper-8", "paper-100", "demo"], help="one of the scales")
     parser.add_argument("--model", choices=list(MODELS), default="tiny", help="of the paper's scales")
     parser.add_argument("--threads", type=int, default=1)
@@ -310,7 +310,7 @@ def main() -> None:
 
         keep_freed_memory()
     json_path = args.json.resolve() if args.json else None
-    rounds = {"paper-8": 3, "paper-100": 1, "demo": 4} if args.short else {"paper-8": 9, "paper-100": 3, "demo": 12}
+    rounds = {"paper-8": 3, "demo": 4} if args.short else {"paper-8": 9, "paper-100": 3, "demo": 12}
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -320,7 +320,7 @@ def main() -> None:
                 config = demo_config(folder / scale, args.corpus, args.threads)
             else:
                 config = paper_config(folder / scale, int(scale.split("-")[1]), args.model, args.threads)
-            found[scale] = measure(config, folder / scale / "runs", rounds[scale], 2, scale == "paper-8")
+            found[scale] = measure(config, folder / scale / "runs", rounds.get(scale, 1), 2, scale == "paper-8")
             show(f"{scale}: an update every {config.mixture.every} steps", [found[scale]])
             if scale == "paper-8":
                 found["schemes"] = schemes(found[scale])
