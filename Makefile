@@ -40,8 +40,8 @@ wheel: $(READY)  ## build a wheel; run an example in an environment with torch a
 	cd build && bare/bin/python -c "import multidds; [getattr(multidds, name) for name in multidds.__all__]"
 	cd build && bare/bin/python ../examples/plain_loop.py
 
-bench: $(READY)  ## what an update costs, from 4 to 512 datasets (about half an hour)
-	$(BIN)/python benchmarks/scaling.py
+bench: $(READY)  ## a short form of the benchmarks; ratios go to benchmarks/latest.json
+	$(BIN)/python benchmarks/short.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -93,6 +93,9 @@ def test_the_files_of_the_architecture_page_are_the_files_there_are():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"(?m)^  (\w+)\.py", text))
     assert listed == {path.stem for path in (ROOT / "src" / "multidds").glob("*.py")} - {"__init__", "__main__"}
+    application = set(re.findall(r"(?m)^    (\w+)(?:\.py|/)", text))
+    there = {path.stem for path in (ROOT / "src" / "multidds" / "nmt").iterdir()}
+    assert application == there - {"__init__", "__pycache__"}
 
 
 def test_the_plain_loop_drops_the_noise_and_finds_the_only_dataset_that_helps():

@@ -1,0 +1,51 @@
+"""A short form of every benchmark, one after another; what they say goes to benchmarks/latest.json.
+
+    python benchmarks/short.py
+
+Ratios, not times: compare the file of two machines or two versions by those. docs/performance.md says what they mean.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+COMMANDS = {
+    "train_speed": ["train_speed.py", "--batches", "4", "--rounds", "2", "--system-malloc", "--json"],
+    "train_speed_memory_kept": ["train_speed.py", "--batches", "4", "--rounds", "2", "--json"],
+    "balancing_cost": ["balancing_cost.py", "--short", "--json", "{file}"],
+    "front": ["front.py", "--json", "{file}"],
+}
+
+
+def main() -> None:
+    found: dict[str, object] = {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (script, *options) in COMMANDS.items():
+            print(f"--- {script} {' '.join(options)}", flush=True)
+            file = Path(folder) / f"{name}.json"
+            command = [sys.executable, str(HERE / script), *(option.format(file=file) for option in options)]
+            to_file = "{file}" in options
+            done = subprocess.run(command, stdout=None if to_file else subprocess.PIPE, text=True)
+            if done.returncode:
+                found[name] = f"failed with exit code {done.returncode}"
+                continue
+            found[name] = json.loads(file.read_text(encoding="utf-8") if to_file else done.stdout)
+            if not to_file:
+                print(json.dumps(found[name], indent=1))
+    (HERE / "latest.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    failed = [name for name, result in found.items() if isinstance(result, str)]
+    print(f"{HERE / 'latest.json'}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
