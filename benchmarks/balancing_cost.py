@@ -97,6 +97,7 @@ def demo_config(folder: Path, corpus: Path | None, threads: int) -> Config:
         where = {"folder": folder / "prepared", "test": folder / "text/{many}-eng/dev.{lang}"}
         where |= {split: folder / f"text/{{many}}-eng/{split}.{{lang}}" for split in ("train", "dev")}
         overrides += [f'data.{key}="{path}"' for key, path in where.items()]
+        overrides.append("vocabulary.size=1200")  # the made-up text allows no more
     config = load_config(ROOT / "recipes" / "catalogues.toml", overrides)
     if corpus is None:
         prepare(config)
