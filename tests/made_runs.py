@@ -10,13 +10,15 @@ import random
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
 
 
-def make_run(folder, names, setting="s", seed=1, updates=12, quality=0.5, scored=True, finished="60 steps", **mixture):
+def make_run(
+    folder, names, setting="s", seed=1, updates=12, quality=0.5, scored=True, finished="60 steps", train=None, **mixture
+):
     """A run of `mixture` settings on the pairs `names`; `quality` is the share of words that it translates right."""
     rng = random.Random(f"{setting} {seed} {sorted(mixture.items())} {len(names)}")
     config = {
         "data": {"folder": "data/x", "setting": setting, "pairs": [pair(name) for name in names],
                  "train": "t.{lang}", "dev": "d.{lang}", "test": "e.{lang}"},
-        "train": {"seed": seed},
+        "train": {"seed": seed, **(train or {})},
         "mixture": {"method": "static", **mixture},
     }  # fmt: skip
     sizes = {name: 200 + 137 * i * i for i, name in enumerate(names)}

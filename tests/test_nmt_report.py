@@ -221,6 +221,21 @@ def test_the_better_one_is_bold_and_starred_whichever_it_is(tmp_path, ours, thei
     assert (row[2].bold, row[2].star, row[3].bold, row[3].star) == marks
 
 
+def test_the_moving_average_is_compared_with_the_step_ahead_that_was_trained_as_it_was(tmp_path):
+    """As in experiments/paper.toml: both per batch, beside a step-ahead per example."""
+    ahead = {"method": "multidds", "step_ahead": 0.001}
+    make_run(tmp_path / "a", RELATED, "m2o-related", quality=0.5)
+    make_run(tmp_path / "b", RELATED, "m2o-related", quality=0.6, **ahead)
+    make_run(tmp_path / "c", RELATED, "m2o-related", quality=0.7, train={"mixing": "batch"}, **ahead)
+    make_run(tmp_path / "d", RELATED, "m2o-related", train={"mixing": "batch"}, method="moving-average")
+    setting = one_setting([tmp_path])
+    table = tables.step_ahead([setting])
+    batch = next(run for run in setting.runs if run.folder.name == "c")
+    assert table.rows[0][3].number == batch.bleu
+    assert "against MultiDDS, step-ahead (train.mixing = batch)." in table.notes[0]
+    assert [cell.text for cell in table.rows[1]] == ["m2o-related (paper)", "24.88", "25.19", "25.26"]
+
+
 def test_the_best_baseline_is_the_static_method_with_the_best_average(runs):
     for setting in settings_of(find_runs([runs])):
         means = {label: setting.mean_bleu(label) for label in ("uniform", "temperature 5", "proportional")}

@@ -18,8 +18,8 @@ from markupsafe import Markup
 from ..errors import UserError
 from ..evaluate import compare
 from . import tables
-from .figures import Figure, figures_of
-from .runs import Setting, find_runs, settings_of
+from .figures import figures_of
+from .runs import find_runs, settings_of
 from .tables import Table
 
 MAX_BYTES = 5_000_000  # of the page; figures beyond are linked instead of shown
@@ -52,7 +52,7 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
     general = [make(settings) for make in (tables.average_bleu, tables.priorities, tables.over_seeds,
                                            tables.step_ahead, tables.times)]  # fmt: skip
     per_setting = [
-        (setting, [table, tables.all_methods(setting), tables.datasets(setting)], list(_figures(setting, say)))
+        (setting, [table, tables.all_methods(setting), tables.datasets(setting)], list(figures_of(setting)))
         for setting, table in zip(settings, compared, strict=True)
     ]
     runs = tables.list_of_runs(settings)
@@ -78,10 +78,6 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
     )
     _write(out / "report.html", page)
     return Report(out / "report.html", summaries, compared)
-
-
-def _figures(setting: Setting, say: Callable[[str], None]) -> Sequence[Figure]:
-    return list(figures_of(setting))
 
 
 def as_csv(table: Table) -> str:

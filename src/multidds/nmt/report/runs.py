@@ -244,17 +244,18 @@ def _name_variants(runs: list[Run]) -> None:
     """Where runs of one label differ in more than that label says, say in what."""
     for label in {label_of(run.config.mixture) for run in runs}:
         same = [run for run in runs if label_of(run.config.mixture) == label]
-        differing = {key for run in same for key in _differences(same[0], run)}
+        differing = {key for run in same for key in differences(same[0], run)}
         if not differing:
             continue
         # The plain one is that which has most in common with all the runs of the setting.
-        distance = [sum(len(_differences(run, other)) for other in runs) for run in same]
+        distance = [sum(len(differences(run, other)) for other in runs) for run in same]
         plain = same[distance.index(min(distance))]
         for run in same:
-            run.variant = ", ".join(f"{key} = {_value(run.config, key)}" for key in _differences(plain, run))
+            run.variant = ", ".join(f"{key} = {_value(run.config, key)}" for key in differences(plain, run))
 
 
-def _differences(one: Run, other: Run) -> list[str]:
+def differences(one: Run, other: Run) -> list[str]:
+    """The keys, beyond what labels say, in which two runs differ."""
     ignored = _ELSEWHERE | _IN_LABEL
     keys = [key for key in changed_keys(one.config, other.config) if key not in ignored]
     if not (one.learned and other.learned):

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .runs import Run, Setting
+from .runs import Run, Setting, differences
 
 SIGNIFICANT = 0.05
 Compare = Callable[[Path, Path], dict[str, dict[str, Any]]]  # evaluate.compare
@@ -168,12 +168,7 @@ def priorities(settings: Sequence[Setting]) -> Table:
         found = {name: setting.learned_with("multidds-s", name) for name in names[1:]}
         if not (found["low"] or found["high"]):
             continue
-        labels = [setting.best_baseline, *found.values()]
-        table.rows.append(
-            [text(setting.name), *(number(setting.mean_bleu(label) if label else None) for label in labels)]
-        )
-        if facts := published_for(setting).get("priorities"):
-            table.rows.append([text(f"{setting.name} (paper)"), *(number(facts[name]) for name in names)])
+        table.rows += _with_paper(setting, [setting.best_baseline, *found.values()], names, "priorities")
     if table.rows:
         table.columns = ["setting", *names]
     else:
@@ -212,15 +207,10 @@ def step_ahead(settings: Sequence[Setting]) -> Table:
         if average is None or not ahead:
             continue
         # The one that has most settings in common with the moving average: mixing per batch, for instance.
-        variant = setting.of(average)[0].variant
-        closest = min(ahead, key=lambda label: (setting.of(label)[0].variant != variant, len(label)))
-        labels = (setting.best_baseline, average, closest)
-        table.rows.append(
-            [text(setting.name), *(number(setting.mean_bleu(label) if label else None) for label in labels)]
-        )
+        run = setting.of(average)[0]
+        closest = min(ahead, key=lambda label: (len(differences(run, setting.of(label)[0])), len(label)))
+        table.rows += _with_paper(setting, [setting.best_baseline, average, closest], names, "step_ahead")
         table.notes.append(f"{setting.name}: {average} against {closest}.")
-        if facts := published_for(setting).get("step_ahead"):
-            table.rows.append([text(f"{setting.name} (paper)"), *(number(facts[name]) for name in names)])
     if table.rows:
         table.columns = ["setting", *names]
     else:
@@ -324,6 +314,14 @@ def summary(setting: Setting, table: Table) -> str:
         f"{setting.name}: {table.columns[3]} {average[3].text} BLEU on average, {table.columns[2]} {average[2].text} "
         f"({average[4].text}); significantly better in {better} and worse in {worse} of {len(pairs)} language pairs."
     )
+
+
+def _with_paper(setting: Setting, labels: Sequence[str | None], names: Sequence[str], key: str) -> list[list[Cell]]:
+    """A row of average BLEU, and one of the paper's figures for the same methods where it has the setting."""
+    rows = [[text(setting.name), *(number(setting.mean_bleu(label) if label else None) for label in labels)]]
+    if facts := published_for(setting).get(key):
+        rows.append([text(f"{setting.name} (paper)"), *(number(facts[name]) for name in names)])
+    return rows
 
 
 def _seeds(setting: Setting, labels: Sequence[str]) -> str:
