@@ -170,7 +170,7 @@ def translation(run: Path, sentences: int, threads: list[int], repeat: int) -> l
             "disable_unk": True,
         }
         a, b, ratio = ratios(
-            lambda t=translator: list(t.stream(lines, pair.source, pair.target)),
+            lambda t=translator: list(t.translate(lines, pair.source, pair.target)),
             lambda t=translator, k=tokens, s=settings: t.model.translate_batch(k, **s),
             repeat,
         )

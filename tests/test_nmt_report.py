@@ -276,6 +276,21 @@ def test_what_is_missing_is_a_sentence(tmp_path):
         assert sentence in page
 
 
+def test_a_score_of_zero_is_a_score(tmp_path):
+    """What a model that has hardly been trained gets, as in `make demo SCALE=tiny`."""
+    for name, mixture in (("a", {}), ("b", {"method": "multidds-s"})):
+        folder = make_run(tmp_path / name, RELATED[:2], **mixture)
+        for path in (folder / "hypotheses").iterdir():
+            path.write_text("zzz\n" * 40)
+        scores = json.loads((folder / "scores.json").read_text())
+        for part in (scores["average"], *scores["pairs"].values()):
+            part["bleu"] = 0.0
+        (folder / "scores.json").write_text(json.dumps(scores))
+    made = report([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert made.summaries[0].startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")
+    assert [row[1].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"]))).rows] == ["0.00"]
+
+
 def test_a_run_without_an_alignment_table_shows_the_reward_it_used(tmp_path):
     folder = make_run(tmp_path / "a", RELATED, method="multidds-s")
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]

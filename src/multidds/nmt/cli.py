@@ -178,7 +178,7 @@ def translate(
         return
     lines = lines_of(file) if file else _standard_input()
     where = str(file or "standard input")
-    for text in translator.stream(lines, *languages, beam, length_penalty, long_lines, where):
+    for text in translator.translate(lines, *languages, beam, length_penalty, long_lines, where):
         sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -108,21 +108,11 @@ class Translator:
         where: str = "input",
         first: int = 1,
     ) -> Iterator[str]:
-        """One line out for every line in. Lines longer than the model has seen are split or refused, never cut."""
-        yield from self._begin(list(lines), source, target, beam, length_penalty, long_lines, where, first)
+        """One line out for every line in. Lines longer than the model has seen are split or refused, never cut.
 
-    def stream(
-        self,
-        lines: Iterable[str],
-        source: str,
-        target: str,
-        beam: int | None = None,
-        length_penalty: float | None = None,
-        long_lines: str | None = None,
-        where: str = "input",
-    ) -> Iterator[str]:
-        """`translate` for any number of lines: the next ones are read and begun while the threads are still busy."""
-        left, number = iter(lines), 1
+        For any number of lines: the next ones are read and begun while the threads are still busy.
+        """
+        left, number = iter(lines), first
         begun: deque[Iterator[str]] = deque()
         try:
             while chunk := list(islice(left, _CHUNK)):

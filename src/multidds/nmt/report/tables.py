@@ -68,7 +68,10 @@ def average_bleu(settings: Sequence[Setting]) -> Table:
         return table
     for setting in shown:
         table.columns += [setting.name] + (["paper"] if published_for(setting) else [])
-    best = {setting.name: max(filter(None, map(setting.mean_bleu, setting.labels))) for setting in shown}
+    best = {
+        setting.name: max(mean for label in setting.labels if (mean := setting.mean_bleu(label)) is not None)
+        for setting in shown
+    }
     for label in labels:
         row = [text(label)]
         for setting in shown:
