@@ -1,11 +1,9 @@
-"""The training steps of other translation toolkits, on the batches of train_speed.py.
-
-    python benchmarks/peers.py --size small --threads 1
+"""The training steps of other translation toolkits, for train_speed.py.
 
 Each peer is its own model class, built from its own configuration, with its own loss and its own way to divide it,
 then backward, clipping and Adam as its own trainer runs them. Sizes, dropout, smoothing, clipping and the sentences
 are the same for all; norms before the sublayers, relu, target embedding tied to the output. What comes before the
-step (reading, batching, padding) is not timed. A peer that cannot be imported or built is shown with the reason.
+step (reading, batching, padding) is not timed.
 
 Adam: Hugging Face's Trainer takes the fused one by itself. The others take torch's default, on a CPU a loop over the
 parameters; here they get the fused one as well, so that the comparison is not about this switch. fairseq has an Adam
@@ -22,51 +20,30 @@ The toolkits pin old versions of torch and of each other, so they go in without 
     pip install --no-deps fairseq==0.12.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 bitarray  # a C++ compiler
 """
 
-import argparse
 import dataclasses
-import json
-import logging
 import math
-import statistics
 import tempfile
 import types
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from plain import padded
 from torch import Tensor, nn
-from train_speed import (
-    CLIP,
-    DROPOUT,
-    LONGEST,
-    SIZES,
-    SMOOTHING,
-    TOKENS,
-    VOCABULARY,
-    Step,
-    made_up_batches,
-    model_of,
-    padded,
-    plain_loss,
-    timed,
-)
+from workload import CLIP, DROPOUT, SMOOTHING, Workload
 
-from multidds.nmt.allocator import keep_freed_memory
 from multidds.nmt.batches import Batch
-from multidds.nmt.prepare import BEGIN, END
+from multidds.nmt.vocabulary import BEGIN, END
 
 RATE = 1e-4
 BETAS = (0.9, 0.98)
-PAD = 0  # <unk> of ours, which the made-up sentences do not have
-WARM_UP = 3  # steps; Sockeye's traced model is compiled during its first ones
+PAD = 0  # <unk> of ours, which a workload does not have
 
 
 class Training:
-    """A Step that can be checked: it keeps its model and the last loss per target token."""
+    """A training step that can be checked: it keeps its model and the last loss per target token."""
 
     def __init__(self, model: nn.Module, run: Callable[[int], Tensor | float]) -> None:
         self.model, self.run, self.loss = model, run, math.nan
@@ -124,38 +101,28 @@ def simple(model: nn.Module, loss: Callable[[int], Tensor]) -> Training:
     return Training(model, run)
 
 
-def plain(size: str, data: list[Batch]) -> Step:
-    model, inputs = model_of(size), [padded(batch) for batch in data]
-    return simple(model, lambda i: plain_loss(model, inputs[i], SMOOTHING) / data[i].tokens)
-
-
-def ours(size: str, data: list[Batch]) -> Step:
-    model = model_of(size)
-    return simple(model, lambda i: model(data[i], SMOOTHING) / data[i].tokens)
-
-
 # ---------------------------------------------------------------------------------------------- Hugging Face
 
 
-def _hugging_face(size: str, config: type, model: type, **options: Any) -> nn.Module:
-    settings, sides = SIZES[size], {}
+def _hugging_face(work: Workload, config: type, model: type, **options: Any) -> nn.Module:
+    settings, sides = work.settings, {}
     for side in ("encoder", "decoder"):
         sides |= {f"{side}_layers": settings[f"{side}_layers"], f"{side}_ffn_dim": settings["inner"],
                   f"{side}_attention_heads": settings["heads"], f"{side}_layerdrop": 0.0}  # fmt: skip
     torch.manual_seed(0)
     return model(config(
-        vocab_size=VOCABULARY, d_model=settings["width"], max_position_embeddings=LONGEST + 2, dropout=DROPOUT,
+        vocab_size=work.words, d_model=settings["width"], max_position_embeddings=work.longest, dropout=DROPOUT,
         attention_dropout=DROPOUT, activation_dropout=DROPOUT, activation_function="relu", pad_token_id=PAD,
         bos_token_id=BEGIN, eos_token_id=END, decoder_start_token_id=BEGIN, scale_embedding=True, **sides, **options,
     )).train()  # fmt: skip
 
 
-def _marian(size: str) -> nn.Module:
+def _marian(work: Workload) -> nn.Module:
     from transformers import MarianConfig, MarianMTModel
 
     # Its norms stand after the sublayers, it has no other way. Two embeddings, as the others have them.
-    options = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCABULARY}
-    return _hugging_face(size, MarianConfig, MarianMTModel, **options)
+    options = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": work.words}
+    return _hugging_face(work, MarianConfig, MarianMTModel, **options)
 
 
 def _hugging_face_loop(model: nn.Module, data: list[Batch]) -> Training:
@@ -172,22 +139,22 @@ def _hugging_face_loop(model: nn.Module, data: list[Batch]) -> Training:
     return simple(model, loss)
 
 
-def marian(size: str, data: list[Batch]) -> Step:
-    return _hugging_face_loop(_marian(size), data)
+def marian(work: Workload) -> Training:
+    return _hugging_face_loop(_marian(work), work.batches)
 
 
-def m2m100(size: str, data: list[Batch]) -> Step:
+def m2m100(work: Workload) -> Training:
     """Norms before the sublayers. One embedding for both sides, it has no other way: fewer parameters."""
     from transformers import M2M100Config, M2M100ForConditionalGeneration
 
-    return _hugging_face_loop(_hugging_face(size, M2M100Config, M2M100ForConditionalGeneration), data)
+    return _hugging_face_loop(_hugging_face(work, M2M100Config, M2M100ForConditionalGeneration), work.batches)
 
 
-def trainer(size: str, data: list[Batch]) -> Step:
+def trainer(work: Workload) -> Training:
     """What Trainer does between taking a batch and its callbacks; loss and smoothing are Trainer's."""
     from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-    model = _marian(size)
+    model = _marian(work)
     options = Seq2SeqTrainingArguments(
         output_dir=tempfile.gettempdir(), label_smoothing_factor=SMOOTHING, max_grad_norm=CLIP, learning_rate=RATE,
         adam_beta1=BETAS[0], adam_beta2=BETAS[1], use_cpu=True, report_to=[], lr_scheduler_type="constant",
@@ -197,7 +164,7 @@ def trainer(size: str, data: list[Batch]) -> Step:
     wrapped, peer.optimizer = peer.accelerator.prepare(model, peer.optimizer)
     peer.current_gradient_accumulation_steps = 1
     inputs = []
-    for t in (tables(batch) for batch in data):
+    for t in (tables(batch) for batch in work.batches):
         labels = t.target_out.masked_fill(t.target_out == PAD, -100)
         mask = (t.source != PAD).long()
         inputs.append(
@@ -221,21 +188,21 @@ def trainer(size: str, data: list[Batch]) -> Step:
 # ---------------------------------------------------------------------------------------------- JoeyNMT
 
 
-def joeynmt(size: str, data: list[Batch]) -> Step:
+def joeynmt(work: Workload) -> Training:
     from joeynmt.batch import Batch as JoeyBatch
     from joeynmt.builders import build_gradient_clipper, build_optimizer
     from joeynmt.model import build_model
     from joeynmt.vocabulary import Vocabulary
 
-    settings = SIZES[size]
+    settings = work.settings
     # It has the special tokens in this order; their numbers are not ours, words have the same.
     unknown, pad, begin, end = range(4)
     symbols = types.SimpleNamespace(
         unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None, lang_tags=[],
         unk_id=unknown, pad_id=pad, bos_id=begin, eos_id=end, sep_id=None,
     )  # fmt: skip
-    vocabulary = Vocabulary([str(n) for n in range(4, VOCABULARY)], symbols)
-    renumbered = torch.arange(VOCABULARY)
+    vocabulary = Vocabulary([str(n) for n in range(4, work.words)], symbols)
+    renumbered = torch.arange(work.words)
     renumbered[[PAD, BEGIN, END]] = torch.tensor([pad, begin, end])
 
     def side(layers: int) -> dict[str, Any]:
@@ -260,7 +227,7 @@ def joeynmt(size: str, data: list[Batch]) -> Step:
             renumbered[t.source], t.source_lengths, None, renumbered[t.target], None, torch.arange(len(t.source)),
             torch.device("cpu"), pad, end,
         )
-        for t in (tables(batch) for batch in data)
+        for t in (tables(batch) for batch in work.batches)
     ]  # fmt: skip
 
     def run(i: int) -> float:
@@ -282,18 +249,18 @@ def joeynmt(size: str, data: list[Batch]) -> Step:
 # ---------------------------------------------------------------------------------------------- OpenNMT-py and eole
 
 
-def _opennmt_vocabularies(tokens: Any) -> dict[str, Any]:
+def _opennmt_vocabularies(tokens: Any, count: int) -> dict[str, Any]:
     """Special tokens numbered as ours."""
     import pyonmttok
 
     special = [tokens.PAD, tokens.BOS, tokens.EOS, tokens.UNK]
-    words = [str(n) for n in range(len(special), VOCABULARY)]
+    words = [str(n) for n in range(len(special), count)]
     source, target = (pyonmttok.build_vocab_from_tokens(words, special_tokens=special) for _ in range(2))
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), special, strict=True))
     return {"src": source, "tgt": target, "specials": names}
 
 
-def opennmt(size: str, data: list[Batch]) -> Step:
+def opennmt(work: Workload) -> Training:
     from onmt import opts
     from onmt.constants import DefaultTokens
     from onmt.model_builder import build_model
@@ -303,8 +270,8 @@ def opennmt(size: str, data: list[Batch]) -> Step:
     from onmt.utils.optimizers import Optimizer
     from onmt.utils.parse import ArgumentParser
 
-    settings = SIZES[size]
-    vocabularies = _opennmt_vocabularies(DefaultTokens)
+    settings = work.settings
+    vocabularies = _opennmt_vocabularies(DefaultTokens, work.words)
     parser = ArgumentParser()
     opts.train_opts(parser)
     options = parser.parse_args(["-data", "none", "-src_vocab", "none"])  # it insists on both, and reads neither
@@ -328,7 +295,7 @@ def opennmt(size: str, data: list[Batch]) -> Step:
                    dropout=[DROPOUT], attention_dropout=[DROPOUT])  # fmt: skip
     inputs = [
         {"src": t.source[..., None], "srclen": t.source_lengths, "tgt": t.target[..., None], "tokens": t.tokens}
-        for t in (tables(batch) for batch in data)
+        for t in (tables(batch) for batch in work.batches)
     ]
 
     def run(i: int) -> float:
@@ -339,7 +306,7 @@ def opennmt(size: str, data: list[Batch]) -> Step:
     return Training(model, run)
 
 
-def eole(size: str, data: list[Batch]) -> Step:
+def eole(work: Workload) -> Training:
     from eole.config.run import TrainConfig
     from eole.constants import DefaultTokens
     from eole.models.model import get_model_class
@@ -348,8 +315,8 @@ def eole(size: str, data: list[Batch]) -> Step:
     from eole.utils.loss import LossCompute
     from eole.utils.optimizers import Optimizer
 
-    settings = SIZES[size]
-    vocabularies = _opennmt_vocabularies(DefaultTokens)
+    settings = work.settings
+    vocabularies = _opennmt_vocabularies(DefaultTokens, work.words)
     biases = {"add_qkvbias": True, "add_final_linear_bias": True, "add_ffnbias": True}  # as the others have them
     config = TrainConfig(
         src_vocab="none", tgt_vocab="none", data={},
@@ -374,7 +341,7 @@ def eole(size: str, data: list[Batch]) -> Step:
     fused(optimizer._optimizer)
     peer = BatchProcessor(model, loss, optimizer, 0, "data_parallel", False, False, 0.0, 1)
     inputs = []
-    for t in (tables(batch) for batch in data):
+    for t in (tables(batch) for batch in work.batches):
         none = [None] * len(t.source)
         inputs.append({"src": t.source, "srclen": t.source_lengths, "tgt": t.target, "images": None, "prefix_len": None,
                        "cid": none, "cid_line_number": [0] * len(none), "tokens": t.tokens})  # fmt: skip
@@ -392,11 +359,11 @@ def eole(size: str, data: list[Batch]) -> Step:
 # ---------------------------------------------------------------------------------------------- Sockeye
 
 
-def sockeye(size: str, data: list[Batch]) -> Step:
+def sockeye(work: Workload) -> Training:
     """As sockeye-train does, the model is traced."""
     from sockeye import constants, data_io, encoder, loss, model, optimizers, training, transformer
 
-    settings, longest = SIZES[size], LONGEST + 2
+    settings, longest = work.settings, work.longest
 
     def stack(layers: int) -> Any:
         return transformer.TransformerConfig(
@@ -408,9 +375,9 @@ def sockeye(size: str, data: list[Batch]) -> Step:
         )  # fmt: skip
 
     # The embeddings' own dropout stays 0, its default: what goes into the first layer is dropped anyway.
-    embeddings = [encoder.EmbeddingConfig(VOCABULARY, settings["width"], 0.0) for _ in range(2)]
+    embeddings = [encoder.EmbeddingConfig(work.words, settings["width"], 0.0) for _ in range(2)]
     config = model.ModelConfig(
-        data_io.DataConfig(None, longest, longest, 1, 1), VOCABULARY, VOCABULARY, *embeddings,
+        data_io.DataConfig(None, longest, longest, 1, 1), work.words, work.words, *embeddings,
         stack(settings["encoder_layers"]), stack(settings["decoder_layers"]),
         weight_tying_type=constants.WEIGHT_TYING_TRG_SOFTMAX,
     )  # fmt: skip
@@ -419,7 +386,7 @@ def sockeye(size: str, data: list[Batch]) -> Step:
     peer.apply(model.initialize_parameters)
     peer.train()
     inputs = []
-    for t in (tables(batch) for batch in data):
+    for t in (tables(batch) for batch in work.batches):
         parts = (x[..., None].int() for x in (t.source, t.target_in, t.target_out))  # its iterators give int32
         inputs.append(data_io.create_batch_from_parallel_sample(*parts))
     first = inputs[0]
@@ -462,7 +429,7 @@ def _import_fairseq() -> None:
         dataclasses.dataclass = original
 
 
-def fairseq(size: str, data: list[Batch]) -> Step:
+def fairseq(work: Workload) -> Training:
     """Its own Adam and clipping, which are its only ones without a GPU: loops over the parameters.
 
     The encoder has copies of its weights for inference (BetterTransformer), which no step changes.
@@ -474,17 +441,17 @@ def fairseq(size: str, data: list[Batch]) -> Step:
     from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
     from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-    settings = SIZES[size]
+    settings = work.settings
     words = Dictionary()
-    for n in range(len(words), VOCABULARY):
+    for n in range(len(words), work.words):
         words.add_symbol(str(n))
-    renumbered = torch.arange(VOCABULARY)
+    renumbered = torch.arange(work.words)
     renumbered[[PAD, BEGIN, END]] = torch.tensor([words.pad(), words.eos(), words.eos()])  # it begins with </s>
 
     task = TranslationTask(TranslationConfig(), words, words)
     config = TransformerConfig(
         dropout=DROPOUT, attention_dropout=DROPOUT, activation_dropout=DROPOUT, activation_fn="relu",
-        share_decoder_input_output_embed=True, max_source_positions=LONGEST + 2, max_target_positions=LONGEST + 2,
+        share_decoder_input_output_embed=True, max_source_positions=work.longest, max_target_positions=work.longest,
     )  # fmt: skip
     for name in ("encoder", "decoder"):
         side = getattr(config, name)
@@ -497,7 +464,7 @@ def fairseq(size: str, data: list[Batch]) -> Step:
     chosen = FairseqAdamConfig(adam_betas=str(BETAS), lr=[RATE], tpu=False)
     optimizer = FairseqAdam(chosen, [p for p in model.parameters() if p.requires_grad])
     inputs = []
-    for t in (tables(batch) for batch in data):
+    for t in (tables(batch) for batch in work.batches):
         given = {"src_tokens": renumbered[t.source], "src_lengths": t.source_lengths,
                  "prev_output_tokens": renumbered[t.target_in]}  # fmt: skip
         inputs.append({"net_input": given, "target": renumbered[t.target_out], "ntokens": t.tokens})
@@ -513,101 +480,13 @@ def fairseq(size: str, data: list[Batch]) -> Step:
     return Training(model, run)
 
 
-# ---------------------------------------------------------------------------------------------- all in turn
-
-
-def _named(name: str, package: str) -> str:
-    try:
-        return f"{name} ({version(package)})"
-    except PackageNotFoundError:
-        return f"{name} (not installed)"
-
-
-PEERS: dict[str, Callable[[str, list[Batch]], Step]] = {
-    _named("Hugging Face Marian", "transformers"): marian,
-    _named("Hugging Face Seq2SeqTrainer, Marian", "transformers"): trainer,
-    _named("Hugging Face M2M100", "transformers"): m2m100,
-    _named("eole", "eole"): eole,
-    _named("OpenNMT-py", "OpenNMT-py"): opennmt,
-    _named("Sockeye", "sockeye"): sockeye,
-    _named("JoeyNMT", "joeynmt"): joeynmt,
-    _named("fairseq", "fairseq"): fairseq,
+PEERS: dict[str, tuple[str, str, Callable[[Workload], Training]]] = {  # {short name: (title, package, builder)}
+    "marian": ("Hugging Face Marian", "transformers", marian),
+    "trainer": ("Hugging Face Seq2SeqTrainer, Marian", "transformers", trainer),
+    "m2m100": ("Hugging Face M2M100", "transformers", m2m100),
+    "eole": ("eole", "eole", eole),
+    "opennmt": ("OpenNMT-py", "OpenNMT-py", opennmt),
+    "sockeye": ("Sockeye", "sockeye", sockeye),
+    "joeynmt": ("JoeyNMT", "joeynmt", joeynmt),
+    "fairseq": ("fairseq", "fairseq", fairseq),
 }
-
-
-def checked(step: Step) -> dict[str, Any]:
-    """Runs a first step: is it a training step of such a model? Parameters are those that the step changes."""
-    now = [p for p in step.model.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in now]
-    step(0)
-    moved = [not torch.equal(old, new) for old, new in zip(before, now, strict=True)]
-    sizes = [p.numel() for p in now]
-    trained = sum(size for size, yes in zip(sizes, moved, strict=True) if yes)
-    return {"parameters": trained, "unchanged": sum(sizes) - trained, "first_loss": float(step.loss)}
-
-
-def compare(size: str, count: int, rounds: int, only: list[str]) -> dict[str, Any]:
-    data = made_up_batches(count, TOKENS[size])
-    steps, rows, missing = {}, {}, {}
-    for name, build in ({"plain": plain, "ours": ours} | PEERS).items():
-        if only and name not in ("plain", "ours") and not any(part.lower() in name.lower() for part in only):
-            continue
-        try:
-            step = build(size, data)
-            rows[name] = checked(step)
-            steps[name] = step
-        except (Exception, SystemExit) as error:  # whatever a toolkit fails with: it is shown, and the others go on
-            missing[name] = f"{type(error).__name__}: {error}".split("\n")[0]
-    for step in steps.values():
-        for i in range(WARM_UP):
-            step(i % count)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds):
-        for i in range(count):
-            for name in list(steps)[:: 1 if (turn + i) % 2 else -1]:  # who goes first alternates
-                seconds[name].append(timed(lambda name=name, i=i: steps[name](i)))
-    for name, times in seconds.items():
-        against = {base: [b / t for b, t in zip(seconds[base], times, strict=True)] for base in ("plain", "ours")}
-        rows[name] |= {
-            "seconds": statistics.median(times), "ratio_to_plain": statistics.median(against["plain"]),
-            "ours_is_faster": 1 / statistics.median(against["ours"]), "last_loss": float(steps[name].loss),
-        }  # fmt: skip
-    return {"size": size, "threads": torch.get_num_threads(), "torch": torch.__version__, "steps": count * rounds,
-            "rows": rows, "missing": missing}  # fmt: skip
-
-
-def table(result: dict[str, Any]) -> str:
-    lines = [
-        f"{result['size']}, {result['threads']} thread(s), {result['steps']} steps each, torch {result['torch']}; "
-        f"ln {VOCABULARY} = {math.log(VOCABULARY):.2f}",
-        "",
-        "| | parameters | first loss | median s/step | speed, plain = 1 | ours is faster |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, row in result["rows"].items():
-        if "seconds" in row:
-            lines.append(f"| {name} | {row['parameters'] / 1e6:.2f} M | {row['first_loss']:.2f} | {row['seconds']:.2f} "
-                         f"| {row['ratio_to_plain']:.2f} | {row['ours_is_faster']:.2f} x |")  # fmt: skip
-    lines += [f"| {name} | not measured: {reason} | | | | |" for name, reason in result["missing"].items()]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--size", choices=list(SIZES), default="small")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batches", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[], help="parts of peers' names")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    keep_freed_memory()
-    result = compare(options.size, options.batches, options.rounds, options.only)
-    print(json.dumps(result) if options.json else table(result))
-
-
-if __name__ == "__main__":
-    main()

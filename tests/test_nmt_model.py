@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from plain import padded, plain_loss
 from torch import nn
 from toy_runs import small_config
-from train_speed import padded, plain_loss
 
 from multidds.nmt.batches import Batch, Rows, Sentences, assemble, packed
 from multidds.nmt.model import Layout, ScaleNorm, Transformer, sinusoids
@@ -112,7 +112,7 @@ def test_no_position_sees_a_later_one_and_all_see_the_source():
 @pytest.mark.parametrize("norm", ["scale", "layer"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
 def test_loss_and_every_gradient_are_those_of_the_plain_version(norm, dtype, tolerance):
-    """Padded, with torch's own functions: the baseline of benchmarks/train_speed.py."""
+    """Padded, with torch's own functions: the baseline of benchmarks/plain.py."""
     torch.manual_seed(0)
     model = Transformer(60, 70, 40, **{**SETTINGS, "norm": norm}).to(dtype)
     with torch.no_grad():
