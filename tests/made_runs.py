@@ -31,10 +31,13 @@ def make_run(
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     records = [{"kind": "start", "step": 0, "mixture": dict(shares)}]
     learned = mixture.get("method", "static") != "static"
-    clock = {"steps": 0.0, "updates": 0.0, "validation": 0.0}
+    clock = {"data": 0.0, "steps": 0.0, "updates": 0.0, "validation": 0.0, "saving": 0.0, "rest": 0.0}
     for i in range(1, updates + 1):
         step = 10 * i
         clock["steps"] += 2.0 + rng.random()
+        clock["data"] += 0.03
+        clock["saving"] += 0.02
+        clock["rest"] += 0.01
         records.append(
             {"kind": "step", "step": step, "loss": 5 / i, "lr": 1e-3, "tokens": 900 * step, "tokens_per_second": 900.0}
         )

@@ -84,7 +84,7 @@ def test_attention_is_the_formula():
     attention = model.decoder[0].cross_attention
     targets, sources = Rows.of([3, 2]), Rows.of([3, 5])
     x, memory = torch.randn(5, 16), torch.randn(8, 16)
-    found = attention.to_encoder(x, Layout(targets, 4, x), memory, Layout(sources, 4, x))
+    found = attention.to_encoder(x, Layout(targets, 4, x, (1,)), memory, Layout(sources, 4, x, (2,)))
     q, k, v = attention.query(x), *attention.key_value(memory).chunk(2, dim=-1)
     for own, its in ((slice(0, 3), slice(0, 3)), (slice(3, 5), slice(3, 8))):  # one sentence and the other
         heads = []
@@ -217,3 +217,26 @@ def test_the_learning_rate_warms_up_and_then_falls_with_the_root_of_the_step():
     rates = [learning_rate(2e-4, 4000, 1e-7, step) for step in (1, 2000, 4000, 16000)]
     assert rates == pytest.approx([1e-7 + (2e-4 - 1e-7) / 4000, (2e-4 + 1e-7) / 2, 2e-4, 1e-4])
     assert learning_rate(1e-3, 0, 0.0, 4) == pytest.approx(5e-4)
+
+
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of what it does itself
+def test_compiled_layers_are_the_same_and_are_compiled_once_for_all_shapes(corpus, monkeypatch):
+    """By the expressions of other devices than the CPU. Backend "eager": what is read, not what is made of it."""
+    config = small_config(corpus, monkeypatch, "model.dropout=0", "model.attention_dropout=0", "model.norm=scale")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"activation_dropout": 0.0})})
+    prepared = Prepared(config)
+    sentences = Sentences(config, prepared, config.data.names[0], "train")
+    plain, compiled = (model_of(config, prepared) for _ in range(2))
+    compiled.load_state_dict(plain.state_dict())
+    compiled.compile_layers(backend="eager")
+    for i in range(4):
+        batch = assemble([(sentences, j) for j in range(i, 5 + 9 * i)])
+        losses = [model(batch, 0.1) for model in (plain, compiled)]
+        for loss in losses:
+            loss.backward()
+        assert torch.allclose(*losses, rtol=1e-5)
+        if i == 1:
+            torch.compiler.set_stance("fail_on_recompile")
+    torch.compiler.set_stance("default")
+    for (name, p), q in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=1e-3, atol=1e-4), name

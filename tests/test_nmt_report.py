@@ -164,6 +164,8 @@ def test_statistics_are_those_of_the_records(runs, made):
     assert float(row["updates"]) == len(updates)
     clock = records[-1]["clock"]
     assert float(row["updates / steps (%)"]) == pytest.approx(100 * clock["updates"] / clock["steps"])
+    beside = clock["data"] + clock["saving"] + clock["rest"]
+    assert float(row["in steps (%)"]) == pytest.approx(100 * clock["steps"] / (clock["steps"] + beside))
 
     priorities = {row["setting"]: row for row in settings_table("priorities", made)}
     low = statistics.fmean(pair["bleu"] for pair in diverse["low"]["pairs"].values())

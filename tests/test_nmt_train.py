@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
 from multidds.nmt.errors import UserError
 from multidds.nmt.prepare import Prepared
-from multidds.nmt.train import Run, planned_sentences, prior_of, train
+from multidds.nmt.train import CLOCKS, Run, planned_sentences, prior_of, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
 
@@ -57,6 +58,19 @@ class NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         assert function.overloadpacket.__name__ not in self.WAITS, f"{function} waits for the device"
         return function(*arguments, **(options or {}))
+
+
+def test_the_clocks_share_all_time_of_the_loop(corpus, monkeypatch, tmp_path):
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    at = train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
+    assert set(at.seconds) == set(CLOCKS)
+    assert all(at.seconds.values())
+    assert at.seconds["steps"] == 2 * 12  # the step, and waiting for its loss
+    began = next(ticks)
+    again = train(small_config(corpus, monkeypatch, "train.max_steps=13"), tmp_path / "run", Silent())
+    assert again.seconds["steps"] == 2 * 13
+    assert 0 < sum(again.seconds.values()) - sum(at.seconds.values()) < next(ticks) - began
 
 
 def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):

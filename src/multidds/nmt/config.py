@@ -158,6 +158,7 @@ class Train(Section):
     clip: AtLeast0 = 25.0
     label_smoothing: Share = 0.1
     precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
     device: str = "auto"
     threads: Threads = 0
     patience: Count = 0

@@ -1,6 +1,7 @@
 """The arithmetic of a training step where plain PyTorch is slow on a CPU: dropout, norm, attention, loss.
 
-Each function is mathematically the plain expression that its docstring names, and is that expression on other devices.
+Each function is mathematically the plain expression that its docstring names, and is that expression on other devices
+and where a compiler reads it.
 Gradients are written by hand, so that nothing is kept or passed over twice. What is random comes from torch's default
 generator. Parameters and the order of operations are the model's.
 """
@@ -15,6 +16,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 _LOGITS = 2**22  # of one chunk of the loss: 16 MB stay in the cache between its passes
+
+
+def _by_hand(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 # ---------------------------------------------------------------------------------------------- dropout
@@ -36,14 +41,14 @@ def keep_mask(like: Tensor, rate: float) -> Tensor:
 
 def dropped(x: Tensor, rate: float) -> Tensor:
     """F.dropout(x, rate)"""
-    if not rate or x.device.type != "cpu":
+    if not rate or not _by_hand(x):
         return F.dropout(x, rate)
     return x * keep_mask(x, rate)
 
 
 def add_dropped(x: Tensor, h: Tensor, rate: float) -> Tensor:
     """x + F.dropout(h, rate)"""
-    if not rate or x.device.type != "cpu" or x.dtype != h.dtype:
+    if not rate or not _by_hand(x) or x.dtype != h.dtype:
         return x + F.dropout(h, rate)
     result: Tensor = _AddDropped.apply(x, h, rate)  # type: ignore[no-untyped-call]
     return result
@@ -65,7 +70,7 @@ class _AddDropped(Function):
 
 def relu_dropped(x: Tensor, rate: float) -> Tensor:
     """F.dropout(F.relu(x), rate)"""
-    if not rate or x.device.type != "cpu":
+    if not rate or not _by_hand(x):
         return F.dropout(F.relu(x), rate)
     result: Tensor = _ReluDropped.apply(x, rate)  # type: ignore[no-untyped-call]
     return result
@@ -93,7 +98,7 @@ class _ReluDropped(Function):
 
 def scale_norm(x: Tensor, g: Tensor, epsilon: float) -> Tensor:
     """g * x / sqrt(|x|^2 + D epsilon) over the last dimension"""
-    if x.device.type != "cpu" or x.dtype != g.dtype:
+    if not _by_hand(x) or x.dtype != g.dtype:
         result: Tensor = F.rms_norm(x, x.shape[-1:], eps=epsilon) * (g / math.sqrt(x.shape[-1]))
     else:
         result = _ScaleNorm.apply(x, g, epsilon)  # type: ignore[no-untyped-call]
@@ -149,7 +154,7 @@ def attend(first: Tensor, memory: Tensor | None, bias: Tensor, rate: float) -> T
 
     Shapes: q [B * H, T, d], k and v [B * H, S, d], bias broadcasts to [B * H, T, S]; the result is [B * H, T, d].
     """
-    if first.device.type != "cpu" or first.dtype != bias.dtype:
+    if not _by_hand(first) or first.dtype != bias.dtype:
         q, k, v = first if memory is None else (first[0], *memory)
         q, k, v, bias = (t[:, None] for t in (q, k, v, bias.to(q.dtype)))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate)[:, 0]

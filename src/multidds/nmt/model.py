@@ -40,31 +40,30 @@ class Layout:
     One gather each way, straight into the order that batched matrix products want.
     """
 
-    def __init__(self, rows: Rows, heads: int, like: Tensor) -> None:
+    def __init__(self, rows: Rows, heads: int, like: Tensor, parts: tuple[int, ...]) -> None:
+        """parts: of how many projections together there will be rows to spread."""
         self.rows, self.heads = rows, heads
         padded = like.new_zeros(rows.sentences * rows.longest).index_fill_(0, rows.padding, -math.inf)
         self.no_padding = padded.view(-1, 1, rows.longest).repeat_interleave(heads, 0)  # [B * H, 1, L]
         self.no_future = like.new_full((1, rows.longest, rows.longest), -math.inf).triu_(1)
-        self._maps: dict[int, tuple[Tensor, Tensor]] = {}
+        self._maps = {count: self._map(count) for count in {1, *parts}}
         self._holes = self._padded(rows.padding, 1).flatten()
 
     def spread(self, x: Tensor, parts: int) -> Tensor:  # [N, C * D] -> [C, B * H, L, D / H]; padding holds anything
-        packed, padded = self._map(parts)
+        packed, padded = self._maps[parts]
         width = x.shape[1] // (parts * self.heads)
         return kernels.moved(x.view(-1, width), packed, padded).view(parts, -1, self.rows.longest, width)
 
     def collect(self, h: Tensor) -> Tensor:  # [B * H, L, D / H] -> [N, D]
-        packed, padded = self._map(1)
+        packed, padded = self._maps[1]
         return kernels.moved(h.flatten(0, 1), padded, packed, self._holes).view(len(self.rows.places), -1)
 
     def _map(self, parts: int) -> tuple[Tensor, Tensor]:
         """For each row of [C, B, H, L] its row of [N, C, H], and the other way round."""
-        if parts not in self._maps:
-            part, head = self._counts(parts)
-            tokens = self.rows.tokens.view(1, -1, 1, self.rows.longest)
-            packed = (tokens * parts + part[..., None, None]) * self.heads + head[:, None]  # [C, B, H, L]
-            self._maps[parts] = packed.flatten(), self._padded(self.rows.places, parts).flatten()
-        return self._maps[parts]
+        part, head = self._counts(parts)
+        tokens = self.rows.tokens.view(1, -1, 1, self.rows.longest)
+        packed = (tokens * parts + part[..., None, None]) * self.heads + head[:, None]  # [C, B, H, L]
+        return packed.flatten(), self._padded(self.rows.places, parts).flatten()
 
     def _padded(self, places: Tensor, parts: int) -> Tensor:
         """The rows of [C, B, H, L] that belong to places in [B, L]. [places, C, H]"""
@@ -161,6 +160,11 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    def compile_layers(self, **options: Any) -> None:
+        """torch.compile for the layers, each kind once for all shapes. The loss goes its own way: in chunks."""
+        for layer in [*self.encoder, *self.decoder]:
+            layer.compile(dynamic=True, **options)
+
     def forward(self, batch: Batch, smoothing: float) -> Tensor:
         """The label-smoothed cross entropy, summed over the target tokens (natural logarithm). []"""
         return kernels.summed_cross_entropy(
@@ -172,7 +176,8 @@ class Transformer(nn.Module):
 
     def hidden(self, batch: Batch) -> Tensor:  # [R, D]
         weight = self.target_embedding.weight
-        source, target = (Layout(rows, self.heads, weight) for rows in (batch.source_rows, batch.target_rows))
+        source = Layout(batch.source_rows, self.heads, weight, parts=(2, 3))  # keys and values; with queries
+        target = Layout(batch.target_rows, self.heads, weight, parts=(1, 3))
         memory = self._embedded(self.source_embedding, batch.source, batch.source_rows)
         for layer in self.encoder:
             memory = layer(memory, source)

@@ -41,6 +41,10 @@ class Display(Protocol):
         """A routine line, which a display with a bar may leave out."""
 
 
+# Where the time of a run goes. "rest" is logging, the display and whatever else the loop does between the others.
+CLOCKS = ("data", "steps", "updates", "validation", "saving", "rest")
+
+
 @dataclass
 class Progress:
     """Where a run is. Everything in it is saved."""
@@ -54,7 +58,19 @@ class Progress:
     waited: int = 0  # validations since the best
     validated: int = -1  # the step of the last validation
     finished: str = ""  # why, if it is
-    seconds: dict[str, float] = field(default_factory=lambda: {"steps": 0.0, "updates": 0.0, "validation": 0.0})
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seconds = dict.fromkeys(CLOCKS, 0.0) | self.seconds  # a checkpoint of an older version has fewer
+        self._since: float = time.perf_counter()
+
+    def lap(self, clock: str) -> float:
+        """Count the time since the last lap under a clock: together they are all the time of the loop."""
+        now = time.perf_counter()
+        spent = now - self._since
+        self._since = now
+        self.seconds[clock] += spent
+        return spent
 
 
 def train(config: Config, folder: Path, show: Display) -> Progress:
@@ -65,16 +81,18 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
     if at.step and not at.finished:
         show.line(f"going on after step {at.step}")
     with contextlib.closing(run), stop_signals(show) as stop:
+        at.lap("rest")
         while not at.finished:
-            began = time.perf_counter()
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
+            at.lap("data")
             run.step(batches, tokens)
             at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
-            at.seconds["steps"] += time.perf_counter() - began
+            at.lap("steps")
             run.watch(batches, tokens, show)
+            at.lap("rest")
 
             if run.balancer is not None and (update := run.balancer.step()):
-                at.seconds["updates"] += update.seconds
+                at.lap("updates")
                 run.record_update(update, show)
 
             epoch_ended = at.sentences // run.total > at.epoch
@@ -83,7 +101,9 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
             if epoch_ended or at.finished:
                 run.validate(show)
             if at.finished or epoch_ended or stop.asked or at.step % config.train.save_every == 0:
+                at.lap("rest")
                 run.save()
+                at.lap("saving")
             if stop.asked and not at.finished:
                 break
     return at
@@ -110,6 +130,8 @@ class Run:
         self.total = sum(len(sentences) for sentences in self.data.values())
         torch.manual_seed(config.train.seed)
         self.model = model_of(config, prepared).to(self.device)
+        if config.train.compile:
+            self.model.compile_layers()
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
             lr=config.train.lr,
@@ -180,14 +202,16 @@ class Run:
         if not (due or self.device.type == "cpu" or at.step % self.config.train.save_every == 0):
             return
         loss = self._check_losses()
+        at.lap("steps")  # on an accelerator this waits for them
         fraction = self.fraction()
         show.progress(
             fraction, {"step": at.step, "epoch": at.epoch, "loss": loss, "mixture": self.mixture.probabilities}
         )
         if due:
             before_tokens, before_seconds = self._logged
-            speed = (at.tokens - before_tokens) / max(at.seconds["steps"] - before_seconds, 1e-9)
-            self._logged = (at.tokens, at.seconds["steps"])
+            seconds = at.seconds["data"] + at.seconds["steps"]
+            speed = (at.tokens - before_tokens) / max(seconds - before_seconds, 1e-9)
+            self._logged = (at.tokens, seconds)
             lr = self.optimizer.param_groups[0]["lr"]
             self._record("step", {"loss": loss, "lr": lr, "tokens": at.tokens, "tokens_per_second": speed})
             show.progress(fraction, {"tokens/s": speed})
@@ -283,7 +307,8 @@ class Run:
 
     def validate(self, show: Display) -> None:
         """Per-pair dev losses without label smoothing; the best model by their mean; priorities that follow them."""
-        began, at = time.perf_counter(), self.progress
+        at = self.progress
+        at.lap("rest")
         self._check_losses() if self._unchecked else None
         self.model.eval()
         losses = {}
@@ -306,8 +331,7 @@ class Run:
                 self.balancer.dev_losses = losses
             self.balancer.priority = self._priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
-        seconds = time.perf_counter() - began
-        at.seconds["validation"] += seconds
+        seconds = at.lap("validation")
         perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
         facts = {"epoch": at.epoch, "dev_losses": losses, "perplexities": perplexities, "mean": mean,
                  "passes": self.stream.passes, "mixture": self.mixture.probabilities, "sentences": at.sentences,
@@ -390,7 +414,7 @@ class Run:
             self.balancer.load_state_dict(state["balancer"])
         self.mixture.load_state_dict(state["mixture"])
         self.stream.load_state_dict(state["stream"])
-        self._logged = (self.progress.tokens, self.progress.seconds["steps"])
+        self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
         torch.set_rng_state(parts["random"]["cpu"])

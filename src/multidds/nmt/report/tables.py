@@ -231,7 +231,9 @@ def times(settings: Sequence[Setting]) -> Table:
                 last = run.validations[-1]
                 clock = last["clock"]
                 cells = [number(last["step"], ",d"), number(last["tokens"], ",d"), number(clock["steps"], ",.1f")]
-                cells += [number(last["tokens"] / max(clock["steps"], 1e-9), ",.0f")]
+                beside = sum(clock.get(name, 0.0) for name in ("data", "saving", "rest"))
+                cells += [number(last["tokens"] / max(clock["steps"] + clock.get("data", 0.0), 1e-9), ",.0f")]
+                cells += [number(100 * clock["steps"] / max(clock["steps"] + beside, 1e-9), ".1f")]
                 cells += [number(len(run.updates), ",d"), number(clock["updates"], ",.1f")]
                 cells += [number(100 * (run.overhead or 0.0), ".1f"), number(clock["validation"], ",.1f")]
                 table.rows.append([text(setting.name), text(label), number(run.seed, "d"), *cells])
@@ -242,8 +244,11 @@ def times(settings: Sequence[Setting]) -> Table:
             )
     if table.rows:
         table.columns = ["setting", "method", "seed", "steps", "target tokens", "steps (s)", "target tokens/s",
-                         "updates", "updates (s)", "updates / steps (%)", "validation (s)"]  # fmt: skip
+                         "in steps (%)", "updates", "updates (s)", "updates / steps (%)", "validation (s)"]  # fmt: skip
         table.notes.append("Seconds of wall time, as measured in the runs; runs that shared a machine slow each other.")
+        table.notes.append(
+            "In steps: of the time that is not updates or validation; the rest is data, logs, checkpoints."
+        )
     else:
         table.notes.append("No run has been validated yet.")
     return table
