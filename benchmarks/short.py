@@ -17,8 +17,19 @@ import torch
 
 HERE = Path(__file__).parent
 COMMANDS = {
-    "train_speed": ["train_speed.py", "--batches", "4", "--rounds", "2", "--system-malloc", "--json"],
-    "train_speed_memory_kept": ["train_speed.py", "--batches", "4", "--rounds", "2", "--json"],
+    "train_speed": ["train_speed.py", "--batches", "8", "--rounds", "1", "--only", "trainer", "--json"],
+    "train_speed_2_threads": [
+        "train_speed.py",
+        "--batches",
+        "8",
+        "--rounds",
+        "1",
+        "--threads",
+        "2",
+        "--only",
+        "",
+        "--json",
+    ],
     "balancing_cost": ["balancing_cost.py", "--short", "--json", "{file}"],
     "front": ["front.py", "--json", "{file}"],
 }

@@ -20,7 +20,7 @@ from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
 from multidds.nmt.errors import UserError
 from multidds.nmt.prepare import Prepared
-from multidds.nmt.train import CLOCKS, Run, planned_sentences, prior_of, train
+from multidds.nmt.train import CLOCKS, Run, compiler_errors, planned_sentences, prior_of, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
 
@@ -71,6 +71,19 @@ def test_the_clocks_share_all_time_of_the_loop(corpus, monkeypatch, tmp_path):
     again = train(small_config(corpus, monkeypatch, "train.max_steps=13"), tmp_path / "run", Silent())
     assert again.seconds["steps"] == 2 * 13
     assert 0 < sum(again.seconds.values()) - sum(at.seconds.values()) < next(ticks) - began
+
+
+def test_a_missing_compiler_is_one_line():
+    from torch._dynamo.exc import BackendCompilerFailed
+    from torch._inductor.exc import InductorError, InvalidCxxCompiler
+
+    expected = r"\[train\] compile = true: InvalidCxxCompiler: .*C\+\+ compiler.* Triton on a GPU\."
+    failed = BackendCompilerFailed("inductor", InvalidCxxCompiler(), None)
+    for error in (InductorError(InvalidCxxCompiler(), None), failed):
+        with pytest.raises(UserError, match=expected), compiler_errors():
+            raise error
+    with pytest.raises(RuntimeError, match="something else"), compiler_errors():
+        raise RuntimeError("something else")
 
 
 def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):

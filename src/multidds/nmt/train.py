@@ -80,7 +80,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
     at = run.progress
     if at.step and not at.finished:
         show.line(f"going on after step {at.step}")
-    with contextlib.closing(run), stop_signals(show) as stop:
+    with contextlib.closing(run), stop_signals(show) as stop, compiler_errors():
         at.lap("rest")
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
@@ -498,6 +498,20 @@ def device_of(config: Config) -> torch.device:
         first = str(error).splitlines()[0]
         raise UserError(f"[train] device = {wanted!r} cannot be used here: {first}") from None
     return device
+
+
+@contextlib.contextmanager
+def compiler_errors() -> Iterator[None]:
+    """A missing compiler shows at the first step of compiled layers."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ not in ("InductorError", "BackendCompilerFailed"):  # torch._dynamo imports slowly
+            raise
+        reason = next(line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:"))
+        raise UserError(
+            f"[train] compile = true: {reason}. torch.compile needs a C++ compiler on a CPU, Triton on a GPU."
+        ) from None
 
 
 # ---------------------------------------------------------------------------------------------- stopping
