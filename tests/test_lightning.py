@@ -5,6 +5,7 @@ import json
 import logging
 import os
 
+import lightning_fit
 import pytest
 import torch
 import torch.distributed as dist
@@ -531,3 +532,24 @@ def test_two_processes_equal_one_with_twice_the_batch_and_resume_exactly(tmp_pat
     assert together[1] == pytest.approx(mixture, abs=1e-9)
     for got, expected in zip(together[0], parameters, strict=True):
         assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-9)
+
+
+def test_the_example_drops_the_noise_and_resumes_exactly(tmp_path):
+    results = lightning_fit.main(400)
+    assert results["multidds-s"]["mixture"]["junk"] < results["proportional"]["mixture"]["junk"] / 2
+    for name, score in results["multidds-s"]["accuracy"].items():
+        assert score > results["proportional"]["accuracy"][name]
+    model, mixture = lightning_fit.fit(tmp_path, 200)
+    resumed, its_mixture = lightning_fit.fit(tmp_path, 200, ckpt_path=tmp_path / "step=100.ckpt")
+    assert its_mixture == mixture
+    assert all(torch.equal(p, q) for p, q in zip(resumed.parameters(), model.parameters(), strict=True))
+
+
+def test_a_fixed_mixture_needs_no_callback_and_its_draws_resume_within_an_epoch(tmp_path):
+    def run(ckpt_path=None):
+        loader, module = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4, seed=5, num_workers=2), net()
+        saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10)
+        trainer(tmp_path, saver, max_steps=19).fit(module, loader, ckpt_path=ckpt_path)
+        return loader.state_dict(), [p.tolist() for p in module.parameters()], module.batches[-9:]
+
+    assert run() == run(tmp_path / "step=10.ckpt")
