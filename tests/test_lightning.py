@@ -206,6 +206,7 @@ WAYS = {
 def test_new_epochs_lose_nothing_and_the_new_mixture_comes_after_a_fixed_lag(way, tmp_path):
     """The same batches as one MixtureSampler whose mixture is moved `lag` batches late."""
     loader, callback = loader_and_callback(every=4, **WAYS[way])
+    assert loader.passes == dict.fromkeys(SIZES, 0.0)
     module = net()
     trainer(tmp_path, callback, max_epochs=3, limit_train_batches=7).fit(module, loader)
     lag = {"plain": 0, "workers": 4, "persistent": 6}[way]
@@ -218,6 +219,7 @@ def test_new_epochs_lose_nothing_and_the_new_mixture_comes_after_a_fixed_lag(way
             mixture.move(moves[number + 1])
     assert module.batches == expected
     assert sum(loader.state_dict()["counts"].values()) == 21 * 4
+    assert loader.passes == {name: loader.state_dict()["counts"][name] / size for name, size in SIZES.items()}
 
 
 class Stateless(Net):
@@ -365,7 +367,11 @@ def test_probes_run_under_the_precision_and_the_hooks_of_the_trainer(tmp_path):
 
     seen = []
     loader, callback = loader_and_callback(every=1)
-    trainer(tmp_path, callback, max_steps=2, precision="bf16-mixed").fit(net(kind=Watched).float(), loader)
+    module = net(kind=Watched).float()
+    trainer(tmp_path, callback, max_steps=2, precision="32-true").fit(module, loader)
+    assert set(seen) == {(torch.float32, True, torch.float32, True)}
+    seen.clear()
+    trainer(tmp_path, callback, max_steps=2, precision="bf16-mixed").fit(module, loader)  # another trainer
     assert len(seen) == 2 * (1 + 3 + 2)
     assert set(seen) == {(torch.bfloat16, True, torch.float32, True)}
 
@@ -492,9 +498,10 @@ class Endless(IterableDataset):
         return iter(())
 
 
-def fitted(folder, batch_size, batches, ckpt_path=None, **options):
+def fitted(folder, batch_size, batches, ckpt_path=None, dropout=0.0, noise=0, **options):
     loader, callback = loader_and_callback(batch_size, callback={"batches": batches})
-    module = net(dropout=options.pop("dropout", 0.0))
+    module = net(dropout)
+    torch.manual_seed(noise)
     saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=7)
     trainer(folder, callback, saver, max_epochs=2, **options).fit(module, loader, ckpt_path=ckpt_path)
     parameters, mixture, state, _ = result(module, callback, loader)
@@ -511,11 +518,10 @@ def one_rank(rank, folder):
     try:
         options = {"devices": 2, "strategy": "ddp"}
         found = [fitted(folder / "plain", 2, 1, **options)]
-        torch.manual_seed(100 + rank)  # random numbers of dropout, different on each rank
-        found.append(fitted(folder / "dropout", 2, 1, dropout=0.3, **options))
-        torch.manual_seed(200 + rank)
+        options["dropout"] = 0.3  # other random numbers on each rank, and others again after the resume
+        found.append(fitted(folder / "dropout", 2, 1, noise=100 + rank, **options))
         saved = folder / "dropout" / "step=7.ckpt"
-        found.append(fitted(folder / "resumed", 2, 1, ckpt_path=saved, dropout=0.3, **options))
+        found.append(fitted(folder / "resumed", 2, 1, saved, noise=200 + rank, **options))
         (folder / f"{rank}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()

@@ -34,6 +34,7 @@ _SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy"}
 _REFUSED = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}  # subclasses of those, but not alike
 _OURS = ("sampler", "batch_sampler", "shuffle", "drop_last", "generator")  # options that the mixture decides
 _INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, flags: the prober's
+_CPU = torch.device("cpu")
 _log = logging.getLogger("multidds")
 
 
@@ -77,9 +78,7 @@ class MixedLoader:
 
     def __len__(self) -> int:
         """Batches of an epoch: as many examples as there are in all datasets, whatever the mixture draws."""
-        together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        per_step = self.batch_size * (torch.distributed.get_world_size() if together else 1)
-        return -(-sum(self._sizes.values()) // per_step)
+        return -(-sum(self._sizes.values()) // (self.batch_size * Replicas(_CPU).size))
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: Lightning asks for iterators before it loads a checkpoint, and nothing may be drawn then.
@@ -93,15 +92,16 @@ class MixedLoader:
     def _opened(self) -> Iterator[Any]:
         sampler = self._draws
         sampler.load_state_dict(sampler.state_dict(self._consumed))  # back over what an abandoned iterator read ahead
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         # Seeds of workers from a generator of its own: the model's random numbers do not change with the loader.
-        generator = torch.Generator().manual_seed(derive(self._seed, "workers", rank, self._consumed))
+        generator = torch.Generator().manual_seed(derive(self._seed, "workers", Replicas(_CPU).rank, self._consumed))
         dataset: ConcatDataset[Any] = ConcatDataset(self.train_sets.values())
         return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
 
     @property
     def passes(self) -> dict[str, float]:
         """How often training has gone through each dataset, over all ranks; what is read ahead does not count."""
+        if self._sampler is None:  # also where a script asks before the processes are there
+            return dict.fromkeys(self._sizes, 0.0)
         counts = self.state_dict()["counts"]
         return {name: counts[name] / size for name, size in self._sizes.items()}
 
@@ -191,7 +191,7 @@ class BalanceCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._loader = loader = self._own_loader(trainer)
         if self.balancer is None or self._module is not pl_module:
-            self._module, self.balancer = pl_module, self._made_balancer(trainer, pl_module, loader)
+            self._module, self.balancer = pl_module, self._made_balancer(pl_module, loader)
         if self._loaded is None:
             self._steps = trainer.global_step
             return
@@ -252,7 +252,7 @@ class BalanceCallback(Callback):
             raise ValueError("BalanceCallback: it has another Mixture object than mixed_loader; give both the same.")
         return loader
 
-    def _made_balancer(self, trainer: Trainer, module: LightningModule, loader: MixedLoader) -> Balancer:
+    def _made_balancer(self, module: LightningModule, loader: MixedLoader) -> Balancer:
         batch_size = self._batch_size or loader.batch_size
 
         def sources(sets: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class BalanceCallback(Callback):
             }
 
         def loss(module: LightningModule, batch: Any) -> Any:
-            return _loss_of(trainer, module, batch, self._loss)
+            return _loss_of(module.trainer, module, batch, self._loss)  # the next fit may have another trainer
 
         return Balancer(
             self.mixture,
