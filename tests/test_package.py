@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "scorer",
         "sources",
     },
+    "lightning": {"balancer", "checks", "mixture", "probing", "randomness", "replicas", "sampling", "sources"},
 }
 
 

@@ -1,0 +1,405 @@
+"""Lightning: a training loader that draws with a mixture, and the callback that learns the mixture.
+
+The user's module, datamodule and trainer stay as they are. Draws are `sampling`'s and updates are the balancer's;
+here is when Lightning's loop meets them, and that its checkpoints carry them. The only file that imports lightning.
+"""
+
+import copy
+import inspect
+import logging
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, DataLoader, default_collate
+
+from .balancer import Balancer, Update
+from .checks import check_names, check_whole
+from .mixture import Mixture, check_mixture
+from .probing import Loss
+from .randomness import derive
+from .replicas import Replicas
+from .sampling import MixtureSampler
+from .sources import batches_of
+
+_SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy"}
+_REFUSED = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}  # subclasses of those, but not alike
+_OURS = ("sampler", "batch_sampler", "shuffle", "drop_last", "generator")  # options that the mixture decides
+_INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, flags: the prober's
+_CPU = torch.device("cpu")
+_log = logging.getLogger("multidds")
+
+
+class MixedLoader:
+    """What `mixed_loader` returns: batches without end, cut into epochs; it keeps its place between them.
+
+    It is not a DataLoader but has one, so that Lightning leaves the sampler alone whatever `use_distributed_sampler`
+    says. Its length is known, so that Lightning reads nothing ahead. Workers do, `num_workers * prefetch_factor`
+    batches, and one iterator serves all epochs: nothing that was drawn is lost.
+    """
+
+    def __init__(
+        self, train_sets: Mapping[str, Any], mixture: Mixture, batch_size: int, seed: int, options: dict[str, Any]
+    ) -> None:
+        check_mixture("mixed_loader", mixture)
+        check_names("mixed_loader", mixture.names, train_sets)
+        for name, dataset in train_sets.items():
+            if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+                raise TypeError(
+                    f"mixed_loader: the dataset {name!r} must be map-style, with a length and indices, "
+                    f"got {type(dataset).__name__}."
+                )
+        self._sizes = {name: len(dataset) for name, dataset in train_sets.items()}
+        check_whole("mixed_loader", **{f"the size of {name!r}": size for name, size in self._sizes.items()})
+        check_whole("mixed_loader", batch_size=batch_size)
+        if taken := [name for name in _OURS if name in options]:
+            raise ValueError(f"mixed_loader: the mixture decides what is drawn; leave {taken[0]!r} out.")
+        self.train_sets, self.mixture, self.batch_size = dict(train_sets), mixture, batch_size
+        self.collate_fn = options.get("collate_fn") or default_collate
+        self._seed, self._options = seed, options
+        self._sampler: MixtureSampler | None = None
+        self._consumed = 0  # batches handed out, over resumes
+        self._iterator: Iterator[Any] | None = None  # by this name Lightning stops its workers when a fit ends
+
+    @property
+    def _draws(self) -> MixtureSampler:
+        """Made when it is first needed: a script makes its loader before Lightning starts the processes."""
+        if self._sampler is None:
+            self._sampler = MixtureSampler(self._sizes, self.mixture, self.batch_size, self._seed)
+        return self._sampler
+
+    def __len__(self) -> int:
+        """Batches of an epoch: as many examples as there are in all datasets, whatever the mixture draws."""
+        return -(-sum(self._sizes.values()) // (self.batch_size * Replicas(_CPU).size))
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: Lightning asks for iterators before it loads a checkpoint, and nothing may be drawn then.
+        for _ in range(len(self)):
+            if self._iterator is None:
+                self._iterator = self._opened()
+            batch = next(self._iterator)
+            self._consumed += 1
+            yield batch
+
+    def _opened(self) -> Iterator[Any]:
+        sampler = self._draws
+        sampler.load_state_dict(sampler.state_dict(self._consumed))  # back over what an abandoned iterator read ahead
+        # Seeds of workers from a generator of its own: the model's random numbers do not change with the loader.
+        generator = torch.Generator().manual_seed(derive(self._seed, "workers", Replicas(_CPU).rank, self._consumed))
+        dataset: ConcatDataset[Any] = ConcatDataset(self.train_sets.values())
+        return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
+
+    @property
+    def passes(self) -> dict[str, float]:
+        """How often training has gone through each dataset, over all ranks; what is read ahead does not count."""
+        if self._sampler is None:  # also where a script asks before the processes are there
+            return dict.fromkeys(self._sizes, 0.0)
+        counts = self.state_dict()["counts"]
+        return {name: counts[name] / size for name, size in self._sizes.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the batches that were handed out. The same on all ranks."""
+        return self._draws.state_dict(self._consumed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._draws.load_state_dict(state)
+        self._consumed = int(state["batches"])
+        self._iterator = None
+
+
+def mixed_loader(
+    train_sets: Mapping[str, Any], mixture: Mixture, batch_size: int, seed: int = 0, **options: Any
+) -> MixedLoader:
+    """Batches of mixed examples: the loader for `Trainer.fit`, or what a datamodule's `train_dataloader` returns.
+
+    `train_sets`: {name: map-style dataset}. `options` go to the DataLoader: num_workers, collate_fn, pin_memory, ...
+    The batch size is that of one process. An epoch has as many examples as all datasets together.
+    """
+    return MixedLoader(train_sets, mixture, batch_size, seed, options)
+
+
+class BalanceCallback(Callback):
+    """Learns the mixture of a `mixed_loader` while a Trainer fits: one more callback, the module stays as it is.
+
+    dev: {name: map-style dataset, or a source of probe batches as `Balancer` takes them}. every: optimizer steps
+    between updates. loss: (module, batch) -> mean loss; by default the module's `training_step`, whose logs, metrics
+    and collected outputs are put back after a probe. train: other sources of probe batches than the loader's datasets.
+    batch_size: of probe batches, by default the loader's. dev_metrics: {dev set: name of a logged validation loss},
+    by which the priorities low and high then rank. options: those of `Balancer`.
+
+    `balancer` is there from the start of training. State travels in Lightning's checkpoints; `fit(ckpt_path=...)`
+    goes on bit for bit, random states included if the number of processes is the same.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        dev: Mapping[str, Any],
+        every: int,
+        *,
+        loss: Loss | None = None,
+        train: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
+        dev_metrics: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        check_mixture("BalanceCallback", mixture)
+        if not dev:
+            raise ValueError("BalanceCallback: there must be at least one dev set.")
+        if loss is not None and not callable(loss):
+            raise TypeError(f"BalanceCallback: loss must be a function (module, batch), got {type(loss).__name__}.")
+        check_whole("BalanceCallback", every=every, **({} if batch_size is None else {"batch_size": batch_size}))
+        if train is not None:
+            check_names("BalanceCallback: train", mixture.names, train)
+        if dev_metrics is not None:
+            check_names("BalanceCallback: dev_metrics", dev, dev_metrics)
+        inspect.signature(Balancer).bind(mixture, None, None, train=train, dev=dev, every=every, **options)
+        self.mixture = mixture
+        self.balancer: Balancer | None = None
+        self._dev, self._train, self._every, self._options = dict(dev), train, every, options
+        self._loss, self._batch_size, self._dev_metrics = loss, batch_size, dev_metrics
+        self._module: LightningModule | None = None  # the balancer's
+        self._loader: MixedLoader | None = None
+        self._steps = 0  # optimizer steps that the balancer has been told of, in the trainer's count
+        self._loaded: Mapping[str, Any] | None = None  # a state that waits for the start of training
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._loaded = None
+        if stage != "fit":
+            return
+        kinds = {base.__name__ for base in type(trainer.strategy).__mro__}
+        if not kinds & _SUPPORTED or kinds & _REFUSED:
+            raise ValueError(
+                f"BalanceCallback: probes need the whole model on every device, but the strategy is "
+                f"{type(trainer.strategy).__name__}; use one device or strategy='ddp'."
+            )
+        if trainer.overfit_batches:  # type: ignore[attr-defined]
+            raise ValueError(
+                "BalanceCallback: overfit_batches wants the same batches again, but a mixture draws new ones."
+            )
+        if self._loss is None:
+            _check_training_step(pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._loader = loader = self._own_loader(trainer)
+        if self.balancer is None or self._module is not pl_module:
+            self._module, self.balancer = pl_module, self._made_balancer(pl_module, loader)
+        if self._loaded is None:
+            self._steps = trainer.global_step
+            return
+        state, self._loaded = self._loaded, None
+        self.balancer.load_state_dict(state["balancer"])
+        loader.load_state_dict(state["loader"])
+        self._steps = int(state["steps"])
+        replicas = Replicas(pl_module.device)
+        if len(state["random"]) == replicas.size:
+            _set_random_states(pl_module.device, state["random"][replicas.rank])
+        self._follow(trainer)  # saved after an optimizer step, but before this callback heard of it
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loader = self._own_loader(trainer)
+        if self._loader is not None and loader is not self._loader:  # reload_dataloaders_every_n_epochs
+            loader.load_state_dict(self._loader.state_dict())
+        self._loader = loader
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._follow(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.balancer is None or self._dev_metrics is None or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        known = trainer.callback_metrics
+        for name, key in self._dev_metrics.items():
+            if key not in known:
+                raise KeyError(
+                    f"BalanceCallback: no validation logged {key!r}, the loss of the dev set {name!r}; "
+                    f"there are {', '.join(map(repr, known))}."
+                )
+        self.balancer.dev_losses = {name: float(known[key]) for name, key in self._dev_metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """On all ranks together, as Lightning saves: it holds the random states of each."""
+        if self.balancer is None or self._loader is None or self._module is None:
+            return {}
+        device = self._module.device
+        return {
+            "steps": self._steps,
+            "balancer": self.balancer.state_dict(),
+            "loader": self._loader.state_dict(),
+            "random": Replicas(device).gathered(_random_states(device)),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict
+
+    def _own_loader(self, trainer: Trainer) -> MixedLoader:
+        loader = trainer.train_dataloader
+        if not isinstance(loader, MixedLoader):
+            raise TypeError(
+                f"BalanceCallback: the training loader must be one mixed_loader(...), got {type(loader).__name__}."
+            )
+        if loader.mixture is not self.mixture:
+            raise ValueError("BalanceCallback: it has another Mixture object than mixed_loader; give both the same.")
+        return loader
+
+    def _made_balancer(self, module: LightningModule, loader: MixedLoader) -> Balancer:
+        batch_size = self._batch_size or loader.batch_size
+
+        def sources(sets: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: batches_of(given, batch_size, loader.collate_fn) if _is_dataset(given) else given
+                for name, given in sets.items()
+            }
+
+        def loss(module: LightningModule, batch: Any) -> Any:
+            return _loss_of(module.trainer, module, batch, self._loss)  # the next fit may have another trainer
+
+        return Balancer(
+            self.mixture,
+            module,
+            loss,
+            train=sources(loader.train_sets if self._train is None else self._train),
+            dev=sources(self._dev),
+            every=self._every,
+            **self._options,
+        )
+
+    def _follow(self, trainer: Trainer) -> None:
+        """Tell the balancer of every optimizer step that the trainer has made."""
+        assert self.balancer is not None
+        while self._steps < trainer.global_step:
+            self._steps += 1
+            if update := self.balancer.step():
+                self._report(trainer, update)
+
+    def _report(self, trainer: Trainer, update: Update) -> None:
+        assert self._loader is not None
+        if update.skipped is not None and trainer.is_global_zero:
+            _log.warning("BalanceCallback: the mixture did not move at step %d: %s.", update.step, update.skipped)
+        values = {
+            "mixture": update.mixture,
+            "reward": update.rewards,
+            "train_loss": update.train_losses,
+            "dev_loss": update.dev_losses,
+            "passes": self._loader.passes,
+        }
+        metrics = {f"{what}/{name}": value for what, by_name in values.items() for name, value in by_name.items()}
+        for logger in trainer.loggers:  # the step by which Lightning logs what training_step says of this batch
+            logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        trainer.callback_metrics.update({key: torch.tensor(value) for key, value in metrics.items()})
+
+
+def _is_dataset(given: Any) -> bool:
+    """Map-style data, as opposed to something that already gives batches."""
+    if isinstance(given, (DataLoader, list, tuple)) or callable(given) or hasattr(given, "load_state_dict"):
+        return False
+    return hasattr(given, "__len__") and hasattr(given, "__getitem__")
+
+
+def _check_training_step(module: LightningModule) -> None:
+    """Whether `training_step(batch, 0)` is the loss of a batch."""
+    if not module.automatic_optimization:
+        raise ValueError(
+            "BalanceCallback: with manual optimization training_step takes steps of its own; "
+            "give loss=, a function (module, batch) -> scalar tensor."
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise ValueError(
+            "BalanceCallback: a training_step that takes dataloader_iter cannot be given a probe batch; "
+            "give loss=, a function (module, batch) -> scalar tensor."
+        )
+
+
+def _loss_of(trainer: Trainer, module: LightningModule, batch: Any, loss: Loss | None) -> Any:
+    """The loss of a batch as the trainer would have it: the same hooks, device and precision."""
+    with _unseen(trainer, module):
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        with trainer.precision_plugin.train_step_context():
+            if loss is not None:
+                return loss(module, batch)
+            kinds = [p.kind for p in inspect.signature(module.training_step).parameters.values()]
+            alone = len(kinds) == 1 and kinds[0] is not inspect.Parameter.VAR_POSITIONAL
+            output = module.training_step(batch) if alone else module.training_step(batch, 0)
+    return output["loss"] if isinstance(output, Mapping) else output
+
+
+@contextmanager
+def _unseen(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+    """What `training_step` logs, counts in metrics or collects in attributes meanwhile is forgotten."""
+    kept = [
+        (vars(part), {key: _kept(value) for key, value in vars(part).items() if key not in _INTERNALS})
+        for part in module.modules()
+    ]
+    loggers = trainer.loggers
+    trainer.loggers = [DummyLogger() for _ in loggers]
+    vars(module).update(log=_silent, log_dict=_silent)
+    try:
+        yield
+    finally:
+        trainer.loggers = loggers
+        for attributes, values in kept:
+            for key in [key for key in attributes if key not in values and key not in _INTERNALS]:
+                del attributes[key]
+            for key, (value, content) in values.items():
+                _put_back(value, content)
+                attributes[key] = value
+
+
+def _silent(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _kept(value: Any) -> tuple[Any, Any]:
+    """(the object, what is in it). The object itself stays: metrics share theirs."""
+    if isinstance(value, Tensor):
+        return value, None if value.is_inference() else (value._version, value.detach().clone())
+    return value, copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
+
+
+def _put_back(value: Any, content: Any) -> None:
+    if content is None:
+        return
+    if isinstance(value, Tensor):
+        if value._version != content[0]:  # written in place
+            value.data.copy_(content[1])
+    elif isinstance(value, (list, deque)):
+        value.clear()
+        value.extend(content)
+    else:
+        value.clear()
+        value.update(content)
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    """What Lightning does not save: without it dropout after a resume is not that of an uninterrupted run."""
+    version, words, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": [version, torch.tensor(words), gauss],
+        "numpy": [kind, torch.tensor(np.asarray(keys).astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type != "cpu":
+        state["device"] = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set_random_states(device: torch.device, state: Mapping[str, Any]) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"].cpu())
+    if device.type != "cpu" and "device" in state:
+        torch.get_device_module(device).set_rng_state(state["device"].cpu(), device)

@@ -1,0 +1,158 @@
+"""The examples for Accelerate and for torchdata's StatefulDataLoader: equal to plain loops, resumed exactly."""
+
+import json
+import os
+
+import accelerate_loop
+import plain_loop
+import pytest
+import stateful_loader
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState
+from accelerate_loop import loss
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader
+
+from multidds import Balancer, Mixture, MixtureSampler, batches_of, interleave
+
+SIZES = plain_loop.SIZES
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_is_left():
+    """Accelerate keeps its settings in objects of the process."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def data():
+    train = {name: plain_loop.examples(name, size, seed=i) for i, (name, size) in enumerate(SIZES.items())}
+    return train, {name: plain_loop.examples(name, 300, seed=10 + i) for i, name in enumerate(("web", "rare"))}
+
+
+def made_by_hand(sources, dropout, batch_size, batches):
+    """A model, its optimizer, mixture and balancer without any library around them."""
+    train, dev = sources
+    torch.manual_seed(0)
+    layers = [nn.Linear(plain_loop.WIDTH, 64), nn.ReLU(), *dropout, nn.Linear(64, 2)]
+    model, mixture = nn.Sequential(*layers), Mixture.proportional(SIZES)
+    balancer = Balancer(
+        mixture,
+        model,
+        loss,
+        train={name: batches_of(d, batch_size) for name, d in train.items()},
+        dev={name: batches_of(d, batch_size) for name, d in dev.items()},
+        every=20,
+        batches=batches,
+    )
+    return model, torch.optim.Adam(model.parameters(), lr=3e-3), balancer
+
+
+def step(model, optimizer, batches):
+    for batch in batches:
+        (loss(model, batch) / len(batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def parameters(model):
+    return [p.tolist() for p in model.parameters()]
+
+
+def state_of(run):
+    model = run.accelerator.unwrap_model(run.model)
+    return parameters(model), run.mixture.probabilities, run.loader.batch_sampler.state_dict()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_accelerate_equals_the_loop_by_hand(accumulate):
+    run = accelerate_loop.Run(dropout=0.0, accumulate=accumulate)
+    run.train(60 * accumulate)
+    model, optimizer, balancer = made_by_hand(data(), [nn.Dropout(0.0)], 64, 2)
+    sampler = MixtureSampler(SIZES, balancer.mixture, 64, seed=1)
+    stream = iter(DataLoader(ConcatDataset(data()[0].values()), batch_sampler=sampler))
+    for _ in range(60):
+        step(model, optimizer, [next(stream) for _ in range(accumulate)])
+        balancer.step()
+    assert balancer.mixture.version == 3
+    assert state_of(run) == (parameters(model), balancer.mixture.probabilities, sampler.state_dict())
+
+
+def test_accelerate_resumes_exactly(tmp_path):
+    whole = accelerate_loop.Run()
+    whole.train(90)
+    first = accelerate_loop.Run()
+    first.train(50)
+    first.accelerator.save_state(str(tmp_path))
+    second = accelerate_loop.Run()
+    second.accelerator.load_state(str(tmp_path))
+    second.train(40)
+    assert state_of(second) == state_of(whole)
+    for path in tmp_path.glob("custom_checkpoint_*.pkl"):
+        torch.load(path, weights_only=True)
+
+
+def one_rank(rank, folder):
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": "true"}
+    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update({key: str(value) for key, value in places.items()})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        run = accelerate_loop.Run(dropout=0.0)
+        assert run.accelerator.num_processes == 2
+        run.train(60)
+        (folder / f"{rank}.json").write_text(json.dumps(state_of(run)))
+        accelerate_loop.main(40, str(folder / "state"))  # also saves and resumes on both
+    finally:
+        dist.destroy_process_group()
+
+
+def test_accelerate_on_two_processes_equals_one(tmp_path):
+    torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=2, start_method="fork")  # imports are slow
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    run = accelerate_loop.Run(dropout=0.0)
+    run.train(60)
+    weights, mixture, sampler = state_of(run)
+    assert ranks[0][1] == pytest.approx(mixture, abs=1e-5)
+    assert ranks[0][2] | {"recorded": []} == sampler | {"recorded": []}
+    for got, expected in zip(ranks[0][0], weights, strict=True):
+        assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-4)
+
+
+def test_the_accelerate_example_drops_the_noise(tmp_path):
+    mixture = accelerate_loop.main(400, str(tmp_path))
+    assert mixture["junk"] < Mixture.proportional(SIZES)["junk"] / 2
+
+
+def test_stateful_loaders_equal_the_loop_by_hand():
+    """A stream in order gives what a loader in order gives: 250 steps go past the end of the smallest dataset."""
+    run = stateful_loader.Run()
+    run.train(250)
+    model, optimizer, balancer = made_by_hand(data(), [], 128, 1)
+    loaders = {name: DataLoader(d, batch_size=64) for name, d in data()[0].items()}
+    stream = interleave(loaders, balancer.mixture, seed=1)
+    for _ in range(250):
+        step(model, optimizer, [next(stream)[1]])
+        balancer.step()
+    assert run.stream.passes["rare"] >= 1
+    assert parameters(run.model) == parameters(model)
+    assert run.mixture.probabilities == balancer.mixture.probabilities
+
+
+@pytest.mark.parametrize(("workers", "steps"), [(0, 120), (2, 24)])
+def test_stateful_loaders_resume_exactly(workers, steps):
+    whole = stateful_loader.Run(workers)
+    whole.train(steps)
+    resumed = stateful_loader.main(steps, workers)
+    assert parameters(resumed.model) == parameters(whole.model)
+    assert resumed.mixture.probabilities == whole.mixture.probabilities
+    assert resumed.stream.examples == whole.stream.examples
+
+
+def test_the_stateful_example_drops_the_noise():
+    run = stateful_loader.main(400)
+    assert run.mixture["junk"] < Mixture.proportional(SIZES)["junk"] / 2
