@@ -1,8 +1,9 @@
 """Streams that keep their own place: torchdata's StatefulDataLoader inside `interleave`, saved and resumed exactly.
 
 For data that cannot be indexed, such as a corpus read line by line. A StatefulDataLoader remembers where each of its
-workers is; `interleave` has one per dataset and puts their states into its own. Do not give it a MixtureSampler: it
-would draw the past again, with the mixture of today. For data with indices see language_model.py.
+workers is; `interleave` has one per dataset and puts their states into its own. Data with indices can have a
+MixtureSampler as its batch_sampler: without workers its place is saved and restored too. With workers what had been
+read ahead would be drawn again with the mixture of today: there see language_model.py.
 
     python examples/stateful_loader.py
 """

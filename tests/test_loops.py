@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import islice
 
 import accelerate_loop
 import plain_loop
@@ -13,6 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate_loop import loss
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from multidds import Balancer, Mixture, MixtureSampler, batches_of, interleave
 
@@ -156,3 +158,28 @@ def test_stateful_loaders_resume_exactly(workers, steps):
 def test_the_stateful_example_drops_the_noise():
     run = stateful_loader.main(400)
     assert run.mixture["junk"] < Mixture.proportional(SIZES)["junk"] / 2
+
+
+def test_a_stateful_loader_keeps_the_place_of_a_mixture_sampler():
+    sizes = {"a": 30, "b": 7}
+
+    def batches(mixture, state=None):
+        sampler = MixtureSampler(sizes, mixture, batch_size=4, seed=3)
+        loader = StatefulDataLoader(range(37), batch_sampler=sampler)
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            yield batch.tolist(), loader.state_dict()
+
+    mixture = Mixture.proportional(sizes)
+    whole, state = [], None
+    for i, (batch, here) in enumerate(batches(mixture)):
+        whole.append(batch)
+        if i == 4:
+            mixture.move({"a": 0.2, "b": 0.8})
+        if i == 6:
+            state = here
+        if i == 12:
+            break
+    resumed = [batch for batch, _ in islice(batches(Mixture({"a": 0.2, "b": 0.8}), state), 6)]
+    assert resumed == whole[7:]
