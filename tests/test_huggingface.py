@@ -3,14 +3,29 @@
 import json
 import os
 import socket
+from operator import attrgetter
 
 import pytest
 import torch
 import torch.distributed as dist
-from datasets import Dataset as ArrowDataset
 from datasets import DatasetDict
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader
+from toy_trainers import (
+    SIZES,
+    Classifier,
+    Rows,
+    Watched,
+    arguments,
+    arrow,
+    dev_sets,
+    lasting,
+    mixtures,
+    simulated,
+    streams,
+    train_sets,
+    trainer_of,
+)
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -19,7 +34,6 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
-    TrainingArguments,
 )
 
 from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of
@@ -31,106 +45,6 @@ pytestmark = [
         "ignore:'pin_memory' argument is set as true but no accelerator"
     ),  # the default, on a CPU
 ]
-
-SIZES = {"a": 6, "b": 24, "c": 14}  # of 44 examples 6 steps of 8 make an epoch
-
-
-class Rows(Dataset):
-    """Numbered examples of a classification task."""
-
-    def __init__(self, size, seed, offset=0):
-        generator = torch.Generator().manual_seed(seed)
-        self.x = torch.randn(size, 4, generator=generator)
-        self.labels = torch.randint(0, 3, (size,), generator=generator)
-        self.offset = offset
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return {"x": self.x[i], "labels": self.labels[i], "number": torch.tensor(self.offset + i)}
-
-
-class Classifier(nn.Module):
-    def __init__(self, dropout=0.3):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
-
-    def forward(self, x, labels=None, number=None):
-        logits = self.net(x)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-class Watched(Trainer):
-    """Remembers which examples training has really seen."""
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        self.__dict__.setdefault("seen", []).append(inputs["number"].tolist())
-        return super().training_step(model, inputs, num_items_in_batch)
-
-
-def train_sets(kind=Rows):
-    offsets = dict(zip(SIZES, [0, 6, 30], strict=True))
-    return {name: kind(size, seed, offsets[name]) for seed, (name, size) in enumerate(SIZES.items())}
-
-
-def dev_sets():
-    return {name: Rows(10, seed) for seed, name in enumerate(("x", "y"), start=10)}
-
-
-def arguments(folder, **settings):
-    defaults = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 14,
-        "learning_rate": 0.1,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
-    return TrainingArguments(str(folder), **{**defaults, **settings})
-
-
-def trainer_of(
-    folder, every=2, dropout=0.3, model=None, kind=Watched, data=None, collator=None, settings=None, **options
-):
-    options = {"scorer": Scorer(lr=2.0), "seed": 5, **options}
-    data = data or train_sets()
-    mixture = Mixture.proportional(dict(zip(data, SIZES.values(), strict=True)))
-    trainer = kind(
-        model or Classifier(dropout),
-        arguments(folder, **(settings or {})),
-        train_dataset=MixedDataset(data, mixture, seed=1),
-        eval_dataset=dev_sets(),
-        data_collator=collator,
-    )
-    callback = BalanceCallback(trainer, every, **options)
-    trainer.add_callback(callback)
-    return trainer, callback
-
-
-def mixtures(trainer):
-    """{step: mixture after its update}, from the Trainer's own log."""
-    return {
-        log["step"]: {key.removeprefix("mixture/"): p for key, p in log.items() if key.startswith("mixture/")}
-        for log in trainer.state.log_history
-        if any(key.startswith("mixture/") for key in log)
-    }
-
-
-def simulated(rounds, size, moves):
-    """The numbers of the examples of each round of `size`; `moves`: {round: mixture from there on}."""
-    mixture = Mixture.proportional(SIZES)
-    batches = iter(MixtureSampler(SIZES, mixture, batch_size=size, seed=1))
-    drawn = []
-    for number in range(rounds):
-        if number in moves:
-            mixture.move(moves[number])
-        drawn.append(next(batches))
-    return drawn
 
 
 @pytest.mark.parametrize(
@@ -202,12 +116,6 @@ def test_the_mixture_is_that_of_a_plain_loop(tmp_path):
         torch.testing.assert_close(p, expected, atol=1e-6, rtol=0)
 
 
-def lasting(history):
-    """The log without what differs between two runs of the same training: times."""
-    rows = [{k: v for k, v in row.items() if "runtime" not in k and "per_second" not in k} for row in history]
-    return [row for row in rows if "train_loss" not in row]  # the last row is about one call of train()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("save_steps", [4, 5, 6])
 def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(save_steps, workers, tmp_path):
@@ -263,8 +171,8 @@ def test_resuming_what_cannot_be_right_is_refused(tmp_path):
     data = train_sets()
     with pytest.raises(ValueError, match="the state is of 6 examples of 'a', not 7 examples of it"):
         trainer_of(tmp_path, data={**data, "a": Rows(7, 0)}, settings=settings)[0].train(resume_from_checkpoint=True)
+    data = dict(zip("ade", data.values(), strict=True))
     with pytest.raises(ValueError, match="^Balancer: state: 'd', 'e' are missing.$"):
-        data = dict(zip("ade", data.values(), strict=True))
         trainer_of(tmp_path, data=data, settings=settings)[0].train(resume_from_checkpoint=True)
     plain = Watched(Classifier(), arguments(tmp_path / "plain", **settings), train_dataset=train_sets()["b"])
     plain.train()
@@ -305,12 +213,6 @@ def test_an_update_that_is_skipped_is_said_and_logged(tmp_path, caplog):
     assert callback.balancer.history[0].skipped
     assert "BalanceCallback: step 2: no update, because the gradient" in caplog.text
     assert mixtures(trainer)[2] == Mixture.proportional(SIZES).probabilities
-
-
-def arrow(size, seed, offset):
-    rows = Rows(size, seed, offset)
-    columns = {"x": rows.x.tolist(), "labels": rows.labels.tolist(), "number": list(range(offset, offset + size))}
-    return ArrowDataset.from_dict({**columns, "text": ["removed"] * size})
 
 
 def test_arrow_datasets_are_drawn_and_probed_as_torch_datasets_are(tmp_path):
@@ -373,6 +275,7 @@ def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
     assert trainer.model.calls == [(True, True)] * (4 + 5)  # two steps of two batches; five probes
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # the compiler's own
 def test_a_compiled_model_is_probed_eagerly(tmp_path):
     settings = {"torch_compile": True, "max_steps": 2, "gradient_accumulation_steps": 1}
     trainer, _ = trainer_of(tmp_path, model=Looked(), settings=settings)
@@ -385,28 +288,38 @@ def test_a_compiled_model_is_probed_eagerly(tmp_path):
 
 
 def test_the_loss_of_a_probe_is_the_trainers_with_smoothing_or_a_function(tmp_path):
-    def doubled(outputs, labels, num_items_in_batch=None):
+    def function(outputs, labels, num_items_in_batch=None):
         return 2 * nn.functional.cross_entropy(outputs["logits"], labels)
 
+    def by_hand(model, batch):
+        return nn.functional.cross_entropy(model.net(batch["x"]), batch["labels"], label_smoothing=0.3)
+
     losses = []
-    for smoothing, function in ((0.0, None), (0.3, None), (0.0, doubled)):
+    for smoothing, in_trainer, in_callback in (
+        (0.3, None, None),
+        (0.0, None, by_hand),
+        (0, function, None),
+        (0, None, None),
+    ):
         data = MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1)
-        args = arguments(tmp_path, max_steps=1, label_smoothing_factor=smoothing)
+        args = arguments(tmp_path, max_steps=1, label_smoothing_factor=smoothing, learning_rate=0.0)
         model = Classifier(dropout=0.0)
-        model.config = None
-        trainer = Trainer(model, args, train_dataset=data, eval_dataset=dev_sets(), compute_loss_func=function)
-        callback = BalanceCallback(trainer, every=1)
+        model.config = None  # where the Trainer looks before it smoothes
+        trainer = Trainer(model, args, train_dataset=data, eval_dataset=dev_sets(), compute_loss_func=in_trainer)
+        callback = BalanceCallback(trainer, every=1, loss=in_callback)
         trainer.add_callback(callback)
         trainer.train()
         losses.append(callback.balancer.history[0].train_losses["b"])
-    assert losses[1] != pytest.approx(losses[0], rel=1e-3)
-    assert losses[2] == pytest.approx(2 * losses[0], rel=0.2)  # after a step of another size
+    smoothed, smoothed_by_hand, doubled, plain = losses
+    assert smoothed == pytest.approx(smoothed_by_hand)
+    assert doubled == pytest.approx(2 * plain)
+    assert smoothed != pytest.approx(plain, rel=1e-3)
 
 
 def tokens(size, seed, offset=0):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 20, (size, 6), generator=generator).tolist()
-    return [{"input_ids": row, "labels": row[::-1]} for row in ids]
+    return [{"input_ids": row, "labels": row[::-1], "decoder_input_ids": [0, *row[:0:-1]]} for row in ids]
 
 
 def test_seq2seq_with_gradient_checkpointing_and_label_smoothing(tmp_path):
@@ -456,46 +369,28 @@ def test_a_model_that_is_made_anew_for_every_training(tmp_path):
 
 
 def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
-    def refused(error, message, **settings):
-        trainer = Watched(Classifier(), arguments(tmp_path), train_dataset=mixed, eval_dataset=dev_sets())
-        for name, value in settings.items():
-            owner, _, attribute = name.rpartition("__")
-            setattr(
-                {"": trainer, "args": trainer.args, "config": trainer.args.accelerator_config}[owner], attribute, value
-            )
-        with pytest.raises(error, match=message):
-            BalanceCallback(trainer, every=2)
-
     mixed = MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1)
-    refused(
-        TypeError,
-        "^BalanceCallback: the Trainer's train_dataset must be a MixedDataset, got Rows",
-        train_dataset=Rows(3, 0),
-    )
-    refused(
-        TypeError,
-        r"eval_dataset must be \{name: dev set\}, but it is a Rows. Give it as a dict",
-        eval_dataset=Rows(3, 0),
-    )
-    refused(TypeError, r"eval_dataset must be \{name: dev set\}, but there is none", eval_dataset=None)
-    refused(ValueError, "^Balancer: there must be at least one dev set.$", eval_dataset={})
-    refused(ValueError, r"split over processes \(FSDP\) are not supported. Train with whole rep", is_fsdp_enabled=True)
-    refused(ValueError, r"split over processes \(DeepSpeed\)", is_deepspeed_enabled=True)
-    refused(ValueError, r"split over processes \(parallelism_config\)", args__parallelism_config=object())
-    refused(ValueError, "DataParallel is not supported; start one process per GPU", args___n_gpu=2)
-    refused(ValueError, "auto_find_batch_size would change .* Set it to False", args__auto_find_batch_size=True)
-    refused(
-        ValueError,
-        "train_sampling_strategy='group_by_length' would reorder .* Set it to 'sequential'",
-        args__train_sampling_strategy="group_by_length",
-    )
-    refused(ValueError, "split_batches=True .* set it to False", config__split_batches=True)
-    refused(ValueError, "with dataloader_in_order=False .* set it to True", args__dataloader_in_order=False)
-    refused(
-        ValueError,
-        "restore_callback_states_from_checkpoint=True .* Set it to False",
-        args__restore_callback_states_from_checkpoint=True,
-    )
+    for path, value, message in (
+        ("train_dataset", Rows(3, 0), "^BalanceCallback: the Trainer's train_dataset must be a MixedDataset, got Rows"),
+        ("eval_dataset", Rows(3, 0), r"must be \{name: dev set\}, but it is a Rows. Give it as a dict, or give dev="),
+        ("eval_dataset", None, r"eval_dataset must be \{name: dev set\}, but there is none"),
+        ("eval_dataset", {}, "^Balancer: there must be at least one dev set.$"),
+        ("is_fsdp_enabled", True, r"split over processes \(FSDP\) are not supported. Train with whole replicas"),
+        ("is_deepspeed_enabled", True, r"split over processes \(DeepSpeed\)"),
+        ("args.parallelism_config", object(), r"split over processes \(parallelism_config\)"),
+        ("model.tp_size", 2, r"split over processes \(tensor parallelism\)"),
+        ("args._n_gpu", 2, "DataParallel is not supported; start one process per GPU"),
+        ("args.auto_find_batch_size", True, "auto_find_batch_size would change .* Set it to False"),
+        ("args.train_sampling_strategy", "group_by_length", "='group_by_length' would .* Set it to 'sequential'"),
+        ("args.accelerator_config.split_batches", True, "split_batches=True .* set it to False"),
+        ("args.dataloader_in_order", False, "with dataloader_in_order=False .* set it to True"),
+        ("args.restore_callback_states_from_checkpoint", True, "restore_callback_states_from_.* Set it to False"),
+    ):
+        trainer = Watched(Classifier(), arguments(tmp_path), train_dataset=mixed, eval_dataset=dev_sets())
+        *owners, attribute = path.split(".")
+        setattr(attrgetter(".".join(owners))(trainer) if owners else trainer, attribute, value)
+        with pytest.raises((TypeError, ValueError), match=message):
+            BalanceCallback(trainer, every=2)
     with pytest.raises(TypeError, match="^BalanceCallback: the first argument must be the Trainer, got Mixture.$"):
         BalanceCallback(Mixture.uniform("a"), every=2)
     with pytest.raises(
@@ -540,10 +435,6 @@ def replica(rank, port, folder):
 
 
 SHARED = {"gradient_accumulation_steps": 1, "max_steps": 8, "optim": "sgd"}
-
-
-def streams():
-    return {name: d.to_iterable_dataset(num_shards=2) for name, d in train_sets(arrow).items()}
 
 
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
