@@ -1,10 +1,13 @@
 """Balancing inside the real Trainer: equal to a plain loop, resumed exactly, whatever reads the data."""
 
+import gc
 import json
 import os
 import socket
+import weakref
 from operator import attrgetter
 
+import huggingface_trainer
 import pytest
 import torch
 import torch.distributed as dist
@@ -367,6 +370,25 @@ def test_a_model_that_is_made_anew_for_every_training(tmp_path):
         learned.append(mixtures(trainer))
     assert list(learned[0]) == [2, 4]
     assert learned[0] == learned[1]
+
+
+def test_a_trainer_that_nobody_uses_is_freed_at_once_with_its_model(tmp_path):
+    trainer, callback = trainer_of(tmp_path, settings={"max_steps": 2})
+    trainer.train()
+    left = [weakref.ref(trainer), weakref.ref(trainer.model)]
+    gc.disable()
+    try:
+        del trainer, callback
+        assert [reference() for reference in left] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_the_example_ends_with_a_lower_mean_dev_loss_than_its_baseline(capsys):
+    losses = huggingface_trainer.main(steps=120)
+    means = {method: sum(values.values()) / len(values) for method, values in losses.items()}
+    assert means["multidds-s"] < means["proportional"] - 0.05
+    assert "multidds-s" in capsys.readouterr().out
 
 
 def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):

@@ -1,5 +1,7 @@
 """A small Trainer with its data, for the tests of the Hugging Face integration."""
 
+import gc
+
 import torch
 from datasets import Dataset as ArrowDataset
 from torch import nn
@@ -8,6 +10,8 @@ from transformers import Trainer, TrainingArguments
 
 from multidds import Mixture, MixtureSampler, Scorer
 from multidds.huggingface import BalanceCallback, MixedDataset
+
+gc.freeze()  # every training collects garbage: not through all that the imports have made
 
 SIZES = {"a": 6, "b": 24, "c": 14}  # of 44 examples 6 steps of 8 make an epoch
 

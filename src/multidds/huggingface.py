@@ -7,6 +7,7 @@ sets, says from which position on a new mixture rules, and keeps all of it in th
 import copy
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -56,7 +57,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "BalanceCallback: reward 'moving-average' keeps gradients, which do not fit into the Trainer's JSON "
                 "state. Choose another reward, or set save_strategy='no' in TrainingArguments."
             )
-        self._trainer, self._every, self._loss, self._options = trainer, every, loss, options
+        # Weakly: a cycle would keep the model, and the workers of its loader, until garbage is collected.
+        self._reference = weakref.ref(trainer)
+        self._every, self._loss, self._options = every, loss, options
         self._dataset: MixedDataset = trainer.train_dataset
         self._dev = _dev_sets(trainer, dev)
         self._batch_size = batch_size or trainer.args.per_device_train_batch_size
@@ -67,6 +70,10 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             trainer.args.train_sampling_strategy = "sequential"  # the MixedDataset does the drawing
         self._follow()
         self.balancer = self._new_balancer(trainer.data_collator, options.pop("priority", "regular"))
+
+    @property
+    def _trainer(self) -> Any:
+        return self._reference()
 
     def _follow(self) -> None:
         """Tell the dataset how the Trainer reads it, as far as its arguments say."""
@@ -83,11 +90,6 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._dataset.be_followed(self._step, unit, (ahead + workers + 2) // args.gradient_accumulation_steps)
 
     def _new_balancer(self, collate: Callable[[list[Any]], Any], priority: Any) -> Balancer:
-        trainer, loss = self._trainer, self._loss or _trainer_loss(self._trainer)
-
-        def prepared(model: nn.Module, batch: Any) -> Tensor:
-            return loss(model, trainer._prepare_inputs(batch))  # on the device, as in a training step
-
         def sources(sets: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 name: _StreamBatches(name, d, self._batch_size, collate)
@@ -100,7 +102,13 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         train, dev = sources(self._dataset.datasets), sources(self._dev)
         # The bare model, not trainer.model_wrapped: probes run eagerly, and average over processes themselves.
         return Balancer(
-            self._dataset.mixture, trainer.model, prepared, train=train, dev=dev, every=self._every, **options
+            self._dataset.mixture,
+            self._trainer.model,
+            _prepared(self._reference, self._loss),
+            train=train,
+            dev=dev,
+            every=self._every,
+            **options,
         )
 
     def on_train_begin(
@@ -215,8 +223,14 @@ class _StreamBatches:
         self._stream.load_state_dict(state)
 
 
-def _trainer_loss(trainer: Trainer) -> Loss:
-    def loss(model: nn.Module, inputs: Any) -> Tensor:
+def _prepared(reference: Callable[[], Any], own: Loss | None) -> Loss:
+    """The loss of a batch that is first put where the model is, as in a training step."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        trainer = reference()
+        inputs = trainer._prepare_inputs(batch)
+        if own is not None:
+            return own(model, inputs)
         with trainer.compute_loss_context_manager():
             value: Tensor = trainer.compute_loss(model, inputs)
         return value
