@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import socket
 import weakref
 from operator import attrgetter
@@ -163,6 +164,18 @@ def test_a_checkpoint_resumes_by_its_own_name_and_a_second_training_begins_with_
     assert trainer.seen == simulated(24, 4, {2 * step + 1: mixture for step, mixture in first.items()})
 
 
+def test_a_training_resumes_with_fewer_workers_without_overtaking_what_waits(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 10}
+    whole, _ = trainer_of(tmp_path, every=1, settings={**settings, "dataloader_num_workers": 2})
+    whole.train()
+    resumed, _ = trainer_of(tmp_path, every=1, settings=settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    moves = {}
+    for step, mixture in mixtures(resumed).items():
+        moves[2 * step + 5 if step <= 4 else max(2 * step + 1, 13)] = mixture  # the one of step 4 waits until batch 13
+    assert resumed.seen == simulated(20, 4, moves)[8:]
+
+
 def test_resuming_what_cannot_be_right_is_refused(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     trainer_of(tmp_path, settings=settings)[0].train()
@@ -278,6 +291,7 @@ def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
     assert trainer.model.calls == [(True, True)] * (4 + 5)  # two steps of two batches; five probes
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # the compiler's own
 def test_a_compiled_model_is_probed_eagerly(tmp_path):
     settings = {"torch_compile": True, "max_steps": 2, "gradient_accumulation_steps": 1}

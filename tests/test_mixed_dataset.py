@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, get_worker_info
 
@@ -86,8 +86,10 @@ def probabilities(draw):
     return {name: weight / sum(weights) for name, weight in zip(SIZES, weights, strict=True)}
 
 
-@given(st.data(), st.integers(0, 2**40), st.sampled_from([1, 4, 7]))
-def test_the_sequence_is_that_of_the_sampler_over_epochs_and_moves_whoever_reads(data, seed, step):
+@pytest.mark.parametrize("step", [1, 4, 7])
+@settings(max_examples=25)
+@given(st.data(), st.integers(0, 2**40))
+def test_the_sequence_is_that_of_the_sampler_over_epochs_and_moves_whoever_reads(step, data, seed):
     mixture = Mixture.proportional(SIZES)
     moves = {step * data.draw(st.integers(1, 20)): probabilities(data.draw) for _ in range(3)}
     dataset = MixedDataset(sets(data.draw(st.sampled_from([Named, Batched]))), mixture, seed=seed)

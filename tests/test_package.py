@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "scorer",
         "sources",
     },
-    "huggingface": {"balancer", "checks", "mixed_dataset", "probing", "sources"},
+    "huggingface": {"balancer", "checks", "mixed_dataset", "priorities", "probing", "sources"},
 }
 
 

@@ -19,6 +19,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 from .balancer import Balancer, Update
 from .checks import check_whole, listed
 from .mixed_dataset import MixedDataset, Stream, is_stateful, is_stream
+from .priorities import Priority
 from .probing import Loss
 from .sources import batches_of
 
@@ -33,7 +34,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     every: optimizer steps between updates. dev: by default all of the Trainer's `eval_dataset`, a dict; or some of its
     names, or a dict of other dev sets. batch_size: examples of a probe batch, by default those of a training batch per
     device. loss: loss(model, batch), by default the Trainer's `compute_loss`. inexact_resume: streams that cannot tell
-    their place begin anew when a training is resumed, instead of an error. The other options are those of `Balancer`.
+    their place begin anew when a training is resumed, instead of an error. The other options, and priority, are those
+    of `Balancer`; `balancer` is that of the current or next training.
 
     A new mixture rules from a fixed position on: behind what the loader has read ahead when the step ends, which is
     dataloader_num_workers * dataloader_prefetch_factor + 1 batches. Each update is logged by `Trainer.log`.
@@ -46,6 +48,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         dev: Mapping[str, Any] | Iterable[str] | None = None,
         batch_size: int | None = None,
         loss: Loss | None = None,
+        priority: Priority = "regular",
         inexact_resume: bool = False,
         **options: Any,
     ) -> None:
@@ -69,7 +72,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         if trainer.args.train_sampling_strategy == "random":
             trainer.args.train_sampling_strategy = "sequential"  # the MixedDataset does the drawing
         self._follow()
-        self.balancer = self._new_balancer(trainer.data_collator, options.pop("priority", "regular"))
+        self.balancer = self._new_balancer(trainer.data_collator, priority)
 
     @property
     def _trainer(self) -> Any:
@@ -89,7 +92,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         unit = everyone if each_reads_all else args.train_batch_size
         self._dataset.be_followed(self._step, unit, (ahead + workers + 2) // args.gradient_accumulation_steps)
 
-    def _new_balancer(self, collate: Callable[[list[Any]], Any], priority: Any) -> Balancer:
+    def _new_balancer(self, collate: Callable[[list[Any]], Any], priority: Priority) -> Balancer:
         def sources(sets: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 name: _StreamBatches(name, d, self._batch_size, collate)

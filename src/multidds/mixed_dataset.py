@@ -74,7 +74,7 @@ class MixedDataset(Dataset[Any]):
         self, seed: int, position: int, counts: dict[str, int], history: Sequence[tuple[int, Mapping[str, float]]]
     ) -> None:
         self._seed, self._orders = seed, Orders(seed, self._sized)
-        self._history = _History(self.mixture.names, max(self._capacity, len(history)))
+        self._history = _History(self.mixture.names, self._capacity + len(history))
         for start, probabilities in history:
             self._history.add(start, probabilities)
         self._version = self.mixture.version
@@ -284,11 +284,10 @@ class _History:
         self._names = tuple(names)
         self._rows = _shared(capacity, 1 + len(names), dtype=torch.float64)  # a ring
         self._total = _shared(1, dtype=torch.int64)
-        self._last = 0
 
     def add(self, position: int, probabilities: Mapping[str, float]) -> None:
-        self._last = max(position, self._last)
-        row = [float(self._last), *(probabilities[name] for name in self._names)]
+        """Behind all that were added before: where one of them is still to come, this one waits for it."""
+        row = [float(position), *(probabilities[name] for name in self._names)]
         self._rows[self.total % len(self._rows)] = torch.tensor(row, dtype=torch.float64)
         self._total += 1  # last, so that a reader never sees half a row
 
