@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "rewards": {"alignment"},
     "sources": {"randomness"},
     "sampling": {"checks", "mixture", "randomness", "sources"},
+    "mixed_dataset": {"checks", "mixture", "randomness", "sampling"},
     "probing": {"alignment", "checks", "randomness", "replicas", "sketch"},
     "averages": {"probing"},
     "metric": {"probing"},
@@ -39,6 +40,7 @@ MAY_IMPORT = {
         "sources",
     },
     "lightning": {"balancer", "checks", "mixture", "probing", "randomness", "replicas", "sampling", "sources"},
+    "huggingface": {"balancer", "checks", "mixed_dataset", "priorities", "probing", "sources"},
 }
 
 
@@ -66,6 +68,19 @@ def test_imports_point_one_way():
             if isinstance(node, ast.ImportFrom) and node.level == 1:
                 imported |= {node.module} if node.module else {alias.name for alias in node.names}
         assert imported <= MAY_IMPORT[name], f"{name} imports {imported - MAY_IMPORT[name]}"
+
+
+def test_one_file_imports_transformers():
+    def imported(path):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                yield node.module
+
+    roots = {path.name: {name.split(".")[0] for name in imported(path)} for path in SOURCES.rglob("*.py")}
+    users = {name for name, names in roots.items() if names & {"transformers", "accelerate", "datasets"}}
+    assert users == {"huggingface.py"}
 
 
 def test_the_application_uses_public_names_of_the_core_only():

@@ -152,7 +152,7 @@ class MixtureSampler(Sampler[Any]):
         self._position = position  # draws so far, over all ranks
         self._first = (position, batches)  # where this object began: it cannot go back before
         self._counts = counts  # {name: examples drawn so far, over all ranks}
-        self._orders: dict[str, tuple[int, Permutation]] = {}  # {name: (pass, its order)}
+        self._orders = Orders(seed, self._sizes)
         # Up to a position, draws follow a recorded mixture: after a resume, those that had been drawn
         # ahead under older mixtures. Behind the last of them the live mixture decides.
         self._recorded = deque(recorded)
@@ -174,7 +174,7 @@ class MixtureSampler(Sampler[Any]):
             for rank in range(self._world_size):
                 name = mixture.at(point(self._key, self._position + rank))
                 if rank == self._rank:
-                    indices.append(self._index(name, self._counts[name]))
+                    indices.append(self._offsets[name] + self._orders.place(name, self._counts[name]))
                 self._counts[name] += 1
             self._position += self._world_size
         return indices
@@ -188,13 +188,6 @@ class MixtureSampler(Sampler[Any]):
             self._seen = seen
             self._used.append((self._position, mixture.probabilities))
         return mixture
-
-    def _index(self, name: str, count: int) -> int:
-        """The place in the ConcatDataset of the count-th example drawn from a dataset."""
-        number, place = divmod(count, self._sizes[name])
-        if self._orders.get(name, (-1, None))[0] != number:
-            self._orders[name] = (number, Permutation(derive(self._seed, "order", name, number), self._sizes[name]))
-        return self._offsets[name] + self._orders[name][1][place]
 
     @property
     def examples(self) -> dict[str, int]:
@@ -250,6 +243,21 @@ class MixtureSampler(Sampler[Any]):
                 )
         recorded = [(int(until), Mixture(probabilities)) for until, probabilities in state["recorded"]]
         self._start(state["seed"], int(state["position"]), int(state["batches"]), dict(state["counts"]), recorded)
+
+
+class Orders:
+    """Which example of a dataset a draw takes: a new order in every pass, a function of (seed, name, pass)."""
+
+    def __init__(self, seed: int, sizes: Mapping[str, int]) -> None:
+        self._seed, self._sizes = seed, sizes
+        self._passes: dict[str, tuple[int, Permutation]] = {}  # {name: (pass, its order)}
+
+    def place(self, name: str, count: int) -> int:
+        """The place in its dataset of the example that is drawn from it after `count` others."""
+        number, place = divmod(count, self._sizes[name])
+        if self._passes.get(name, (-1, None))[0] != number:
+            self._passes[name] = (number, Permutation(derive(self._seed, "order", name, number), self._sizes[name]))
+        return self._passes[name][1][place]
 
 
 def _place_among_ranks(where: str, rank: int | None, world_size: int | None) -> tuple[int, int]:

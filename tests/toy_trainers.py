@@ -1,0 +1,132 @@
+"""A small Trainer with its data, for the tests of the Hugging Face integration."""
+
+import gc
+
+import torch
+from datasets import Dataset as ArrowDataset
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+from multidds import Mixture, MixtureSampler, Scorer
+from multidds.huggingface import BalanceCallback, MixedDataset
+
+gc.freeze()  # every training collects garbage: not through all that the imports have made
+
+SIZES = {"a": 6, "b": 24, "c": 14}  # of 44 examples 6 steps of 8 make an epoch
+
+
+class Rows(Dataset):
+    """Numbered examples of a classification task."""
+
+    def __init__(self, size, seed, offset=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(size, 4, generator=generator)
+        self.labels = torch.randint(0, 3, (size,), generator=generator)
+        self.offset = offset
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return {"x": self.x[i], "labels": self.labels[i], "number": torch.tensor(self.offset + i)}
+
+
+class Classifier(nn.Module):
+    def __init__(self, dropout=0.3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+
+    def forward(self, x, labels=None, number=None):
+        logits = self.net(x)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Watched(Trainer):
+    """Remembers which examples training has really seen."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.__dict__.setdefault("seen", []).append(inputs["number"].tolist())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def train_sets(kind=Rows):
+    offsets = dict(zip(SIZES, [0, 6, 30], strict=True))
+    return {name: kind(size, seed, offsets[name]) for seed, (name, size) in enumerate(SIZES.items())}
+
+
+def dev_sets():
+    return {name: Rows(10, seed) for seed, name in enumerate(("x", "y"), start=10)}
+
+
+def arguments(folder, **settings):
+    defaults = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 14,
+        "learning_rate": 0.1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return TrainingArguments(str(folder), **{**defaults, **settings})
+
+
+def trainer_of(
+    folder, every=2, dropout=0.3, model=None, kind=Watched, data=None, collator=None, settings=None, **options
+):
+    options = {"scorer": Scorer(lr=2.0), "seed": 5, **options}
+    data = data or train_sets()
+    mixture = Mixture.proportional(dict(zip(data, SIZES.values(), strict=True)))
+    trainer = kind(
+        model or Classifier(dropout),
+        arguments(folder, **(settings or {})),
+        train_dataset=MixedDataset(data, mixture, seed=1),
+        eval_dataset=dev_sets(),
+        data_collator=collator,
+    )
+    callback = BalanceCallback(trainer, every, **options)
+    trainer.add_callback(callback)
+    return trainer, callback
+
+
+def mixtures(trainer):
+    """{step: mixture after its update}, from the Trainer's own log."""
+    return {
+        log["step"]: {key.removeprefix("mixture/"): p for key, p in log.items() if key.startswith("mixture/")}
+        for log in trainer.state.log_history
+        if any(key.startswith("mixture/") for key in log)
+    }
+
+
+def simulated(rounds, size, moves):
+    """The numbers of the examples of each round of `size`; `moves`: {round: mixture from there on}."""
+    mixture = Mixture.proportional(SIZES)
+    batches = iter(MixtureSampler(SIZES, mixture, batch_size=size, seed=1))
+    drawn = []
+    for number in range(rounds):
+        if number in moves:
+            mixture.move(moves[number])
+        drawn.append(next(batches))
+    return drawn
+
+
+def lasting(history):
+    """The log without what differs between two runs of the same training: times."""
+    rows = [{k: v for k, v in row.items() if "runtime" not in k and "per_second" not in k} for row in history]
+    return [row for row in rows if "train_loss" not in row]  # the last row is about one call of train()
+
+
+def arrow(size, seed, offset):
+    rows = Rows(size, seed, offset)
+    columns = {"x": rows.x.tolist(), "labels": rows.labels.tolist(), "number": list(range(offset, offset + size))}
+    return ArrowDataset.from_dict({**columns, "text": ["removed"] * size})
+
+
+def streams():
+    return {name: d.to_iterable_dataset(num_shards=2) for name, d in train_sets(arrow).items()}
