@@ -1,13 +1,17 @@
 """The README, the docs and the examples are run, so they stay true."""
 
 import re
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
 import language_model
+import lightning
 import plain_loop
 import pytest
 import torch
+import toy_trainers
+import transformers
 from torch.utils.data import ConcatDataset, DataLoader
 from toys import dataset, loss, mlp
 
@@ -44,16 +48,62 @@ def surroundings():
     }
 
 
+def before_and_after(diff):
+    return ["\n".join(line[1:] for line in diff.splitlines() if line[:1] in (keep, " ", "")) for keep in "-+"]
+
+
 def test_the_loop_of_the_readme_runs_before_and_after_the_diff():
-    (diff,) = blocks(ROOT / "README.md", "diff")
-    lines = diff.splitlines()
-    for keep in "-+":
-        code = "\n".join(line[1:] for line in lines if line[:1] in (keep, " ", ""))
+    _, diff = blocks(ROOT / "README.md", "diff")
+    for code in before_and_after(diff):
         names = surroundings()
         exec(code, names)
-        if keep == "+":
-            assert names["mixture"].version == 2  # updates after steps 1000 and 2000
-            assert names["mixture"].probabilities != Mixture.proportional(names["sizes"]).probabilities
+    assert names["mixture"].version == 2  # updates after steps 1000 and 2000
+    assert names["mixture"].probabilities != Mixture.proportional(names["sizes"]).probabilities
+
+
+def trainer_surroundings(folder, steps):
+    data = {"train_sets": toy_trainers.train_sets(), "dev_sets": toy_trainers.dev_sets(), "collator": None}
+    args = toy_trainers.arguments(folder, max_steps=steps, logging_steps=100)
+    model = toy_trainers.Classifier()
+    return {"Trainer": transformers.Trainer, "ConcatDataset": ConcatDataset, "model": model, "args": args, **data}
+
+
+def test_the_trainer_of_the_readme_runs_before_and_after_the_diff(tmp_path):
+    diff, _ = blocks(ROOT / "README.md", "diff")
+    for code in before_and_after(diff):
+        names = trainer_surroundings(tmp_path, steps=500)
+        exec(code, names)
+        assert names["trainer"].state.global_step == 500
+    assert names["mixture"].version == 2  # to the prior when training begins, and one update
+    assert any("mixture/a" in log for log in names["trainer"].state.log_history)
+
+
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")  # of tiny trainings
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")  # Lightning 2.6 with torch 2.13
+def test_the_blocks_of_the_integrations_page_run(tmp_path, monkeypatch):
+    trainer, lightning_ = blocks(ROOT / "docs" / "integrations.md", "python")
+    names = trainer_surroundings(tmp_path, steps=500)
+    exec(trainer, names)
+    assert any("mixture/a" in log for log in names["trainer"].state.log_history)
+
+    monkeypatch.chdir(tmp_path)  # Lightning writes where it is
+    names = surroundings()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    names |= {"Trainer": partial(lightning.Trainer, **quiet), "train_sets": names["datasets"], "module": Module()}
+    exec(lightning_, names)
+    assert names["mixture"].version == 10
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = mlp()
+
+    def training_step(self, batch):
+        return loss(self.model, batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_the_other_blocks_of_the_readme_run():
