@@ -5,7 +5,6 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 
-import language_model
 import lightning
 import plain_loop
 import pytest
@@ -165,9 +164,3 @@ def test_the_figures_of_the_readme_are_those_of_the_demo(capsys):
     for real, said in zip(shown, claimed, strict=True):
         for x, y in zip(real[1:], said[1:], strict=True):
             assert float(x.rstrip("%")) == pytest.approx(float(y.rstrip("%")), abs=3)  # other machines, other rounding
-
-
-def test_the_language_model_ends_with_a_lower_mean_dev_loss_than_its_baseline():
-    losses = language_model.main()
-    means = {method: sum(values.values()) / len(values) for method, values in losses.items()}
-    assert means["multidds-s"] < means["proportional"]

@@ -398,7 +398,7 @@ def test_a_trainer_that_nobody_uses_is_freed_at_once_with_its_model(tmp_path):
         gc.enable()
 
 
-def test_the_example_ends_with_a_lower_mean_dev_loss_than_its_baseline(capsys):
+def test_the_example_ends_with_a_lower_mean_test_loss_than_its_baseline(capsys):
     losses = huggingface_trainer.main(steps=120)
     means = {method: sum(values.values()) / len(values) for method, values in losses.items()}
     assert means["multidds-s"] < means["proportional"] - 0.05

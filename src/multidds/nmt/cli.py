@@ -293,6 +293,43 @@ def report(
     out.print(clean(str(made.page)), markup=False, highlight=False)
 
 
+@app.command()
+def mixture(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
+    average: Annotated[
+        bool, typer.Option("--average", help="The mean over all steps: a mixture counts by the steps drawn from it.")
+    ] = False,
+    at: Annotated[
+        int | None, typer.Option(help="The mixture after this many steps, the update of that step included.")
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="All mixtures with their steps, as JSON: what Replay takes.")
+    ] = False,
+    format_: Annotated[
+        str, typer.Option("--format", help="json, fairseq, hf, megatron, streaming or lhotse.")
+    ] = "json",
+    data: Annotated[
+        str | None,
+        typer.Option(help="What the other trainer calls a dataset, e.g. 'data/{name}_text_document'.", metavar="TEXT"),
+    ] = None,
+) -> None:
+    """Print the mixture of a run as the weights that another trainer takes; the final one, unless told otherwise."""
+    from . import export
+
+    if average + (at is not None) + history > 1:
+        raise UserError("--average, --at and --history: give one of them.")
+    if history:
+        if format_ != "json" or data is not None:
+            raise UserError("--history: is JSON, with the run's own names; leave --format and --data out.")
+        print(export.history_json(run))
+        return
+    if at is not None:
+        chosen = export.mixture_at(run, at)
+    else:
+        chosen = export.average_mixture(run) if average else export.final_mixture(run)
+    print(export.written(chosen, format_, data))
+
+
 def _shown(text: str) -> str:
     """Text from data or configs, as a cell of a table."""
     return escape(clean(text))

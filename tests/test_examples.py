@@ -1,0 +1,79 @@
+"""The examples of other tasks in a short form: what each claims of a learned mixture, with a margin."""
+
+from statistics import mean
+
+import language_model
+import multitask
+import replay
+import text_classifier
+import torch
+
+from multidds import Mixture
+
+STATIC = ("proportional", "temperature 5", "uniform")
+
+
+def means(found):
+    return {method: mean(mean(scores.values()) for scores in runs) for method, runs in found.items()}
+
+
+def test_the_language_model_leaves_the_tables_and_beats_the_static_mixtures_on_test_text(capsys):
+    losses = means(language_model.main(steps=160, seeds=1))
+    assert losses["multidds-s"] < losses["proportional"] - 0.15
+    assert losses["multidds-s"] < min(losses[method] for method in STATIC)  # other Pythons have other text
+    lines = capsys.readouterr().out.splitlines()
+    (learned,) = [line for line in lines if line.startswith("multidds-s ") and "%" in line]
+    assert int(learned.split("%")[2]) < 65 / 3  # the share of the tables, of which there are most
+    assert "the best static one on these test sets" in lines[-1]
+
+
+def test_a_run_of_the_language_model_resumes_exactly():
+    data = {name: language_model.examples(name) for name in language_model.SIZES}
+    whole = language_model.Run(data, "multidds-s", seed=1)
+    whole.train(44)
+    halves = language_model.trained(data, "multidds-s", steps=44, seed=1)
+    assert halves.mixture.probabilities == whole.mixture.probabilities
+    assert halves.sampler.passes == whole.sampler.passes
+    saved = halves.model.state_dict()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in whole.model.state_dict().items())
+
+
+def test_no_split_of_the_language_model_shares_text_with_another():
+    for name in language_model.ASKED_FOR:
+        splits = language_model.examples(name)
+        rows = {split: {tuple(row.tolist()) for row in d.tensors[0]} for split, d in splits.items()}
+        shared = len(rows["test"] & rows["train"]) / len(rows["test"])
+        assert shared < 0.05  # rules of dashes and licence lines are in many files
+
+
+def test_the_classifier_serves_the_small_languages_and_leaves_the_crawl():
+    found = text_classifier.main(steps=300, seeds=1)
+    accuracies = means(found)
+    assert accuracies["multidds-s"] > accuracies["proportional"] + 0.08
+    assert accuracies["multidds-s"] > max(accuracies[method] for method in STATIC) - 0.02  # as good as a tuned one
+    for language in ("south", "isle"):
+        assert found["multidds-s"][0][language] > found["proportional"][0][language] + 0.05
+
+
+def test_fine_tuning_drops_the_useless_task_and_serves_the_tiny_one(capsys):
+    found = multitask.main(steps=200, seeds=1)
+    accuracies = means(found)
+    assert accuracies["multidds-s"] > accuracies["proportional"] + 0.05
+    assert accuracies["multidds-s"] > max(accuracies[method] for method in STATIC) - 0.04  # as good as a tuned one
+    (learned,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("multidds-s  ")]
+    assert int(learned.split("%")[-2]) < 78 / 3  # the share of parity
+
+
+def test_a_replayed_history_draws_what_the_recorded_run_drew(tmp_path):
+    _, drawn = replay.learn(tmp_path / "history.json", steps=300)
+    _, again = replay.replay(tmp_path / "history.json", steps=300)
+    assert again == drawn
+    static = replay.train(replay.perceptron(8), Mixture.proportional(replay.SIZES), None, steps=300)
+    assert static[:20] == drawn[:20]  # until the first update
+    assert static != drawn
+
+
+def test_the_big_model_gains_from_the_replayed_mixture():
+    found = replay.main(steps=500)
+    for name in ("web", "rare"):
+        assert found["big, replayed"][name] > found["big, proportional"][name] + 0.02
