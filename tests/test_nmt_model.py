@@ -9,8 +9,8 @@ from toy_runs import small_config
 
 from multidds.nmt.batches import Batch, Rows, Sentences, assemble, packed
 from multidds.nmt.model import Layout, ScaleNorm, Transformer, sinusoids
+from multidds.nmt.parts import learning_rate, model_of
 from multidds.nmt.prepare import Prepared
-from multidds.nmt.train import learning_rate, model_of
 from multidds.nmt.translate import _sinusoids
 
 SETTINGS = {

@@ -19,8 +19,9 @@ from multidds.nmt import checkpoints
 from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
 from multidds.nmt.errors import UserError
+from multidds.nmt.parts import compiler_errors, planned_sentences, prior_of
 from multidds.nmt.prepare import Prepared
-from multidds.nmt.train import CLOCKS, Run, compiler_errors, planned_sentences, prior_of, train
+from multidds.nmt.train import CLOCKS, Run, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
 

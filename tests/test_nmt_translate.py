@@ -16,8 +16,9 @@ from multidds.nmt.batches import Sentences, assemble
 from multidds.nmt.config import read_run
 from multidds.nmt.errors import UserError
 from multidds.nmt.evaluate import compare
+from multidds.nmt.parts import model_of
 from multidds.nmt.prepare import Encoder, Prepared
-from multidds.nmt.train import model_of, train
+from multidds.nmt.train import train
 from multidds.nmt.translate import Translator
 
 

@@ -11,8 +11,8 @@ from multidds import Mixture
 from .batches import Sentences
 from .budget import passes, share, within_budget
 from .config import Config
+from .parts import model_of, planned_sentences, planned_steps, prior_of
 from .prepare import Prepared
-from .train import model_of, planned_sentences, planned_steps, prior_of
 
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
 

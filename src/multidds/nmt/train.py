@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multidds import Alignment, Balancer, Mixture, Scorer, Update, rewards
+from multidds import Balancer, Scorer, Update, rewards
 
 from . import checkpoints
 from .allocator import keep_freed_memory
@@ -25,7 +25,7 @@ from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
 from .budget import within_budget
 from .config import Config, read_run
 from .errors import UserError
-from .model import Transformer
+from .parts import compiler_errors, constant_rewards, device_of, learning_rate, model_of, planned_steps, prior_of
 from .prepare import Prepared
 from .run_folder import Records, check_run_folder, write_run_config
 
@@ -253,7 +253,7 @@ class Run:
                 train={name: probe_batches(data, settings.probe_tokens) for name, data in self.data.items()},
                 dev={name: probe_batches(data, settings.probe_tokens) for name, data in self.dev.items()},
                 every=settings.every,
-                reward=_constant if settings.method == "constant" else settings.method,
+                reward=constant_rewards if settings.method == "constant" else settings.method,
                 priority=self._priority(epoch=0),
                 scorer=Scorer(
                     lr=scorer.lr,
@@ -435,83 +435,6 @@ class Run:
     def close(self) -> None:
         if self.records is not None:
             self.records.close()
-
-
-# ---------------------------------------------------------------------------------------------- making the parts
-
-
-def _constant(alignment: Alignment, weights: Tensor) -> Tensor:
-    """The control: what of a gain is only the drift from the prior towards uniform?"""
-    return torch.ones(len(alignment.train_names))
-
-
-def model_of(config: Config, prepared: Prepared) -> Transformer:
-    sizes = {side: len(tokens) for side, tokens in prepared.vocabulary.items()}
-    longest = config.data.max_length + 2  # a tag and </s>
-    return Transformer(sizes["source"], sizes["target"], longest, **config.model.model_dump())
-
-
-def prior_of(config: Config, sizes: dict[str, int], data: dict[str, Sentences]) -> Mixture:
-    settings = config.mixture
-    if settings.prior == "explicit":
-        total = math.fsum(settings.probabilities.values())
-        return Mixture({name: settings.probabilities[name] / total for name in sizes})
-    if settings.prior == "temperature":
-        return Mixture.temperature(sizes, settings.temperature)
-    if settings.prior == "uniform":
-        return Mixture.uniform(sizes)
-    if settings.prior == "unimax":
-        return Mixture.unimax(sizes, planned_sentences(config, data), settings.max_passes)
-    return Mixture.proportional(sizes)
-
-
-def planned_sentences(config: Config, data: dict[str, Sentences]) -> float:
-    """How many sentence pairs the whole training will see."""
-    total = sum(len(sentences) for sentences in data.values())
-    return planned_steps(config, data) * config.train.tokens / (_all_tokens(data) / total)
-
-
-def planned_steps(config: Config, data: dict[str, Sentences]) -> float:
-    by_epochs = config.train.max_epochs * _all_tokens(data) / config.train.tokens
-    return min(by_epochs, config.train.max_steps or by_epochs)
-
-
-def _all_tokens(data: dict[str, Sentences]) -> float:
-    return sum(float(sentences.lengths.sum()) for sentences in data.values())
-
-
-def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
-    """Linear from `start` over the warm-up, then with the inverse square root of the step, counted from 1."""
-    if step <= warmup:
-        return start + (peak - start) * step / warmup
-    return peak * math.sqrt(max(warmup, 1) / step)
-
-
-def device_of(config: Config) -> torch.device:
-    wanted = config.train.device
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"[train] device = {wanted!r} cannot be used here: {first}") from None
-    return device
-
-
-@contextlib.contextmanager
-def compiler_errors() -> Iterator[None]:
-    """A missing compiler shows at the first step of compiled layers."""
-    try:
-        yield
-    except RuntimeError as error:
-        if type(error).__name__ not in ("InductorError", "BackendCompilerFailed"):  # torch._dynamo imports slowly
-            raise
-        reason = next(line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:"))
-        raise UserError(
-            f"[train] compile = true: {reason}. torch.compile needs a C++ compiler on a CPU, Triton on a GPU."
-        ) from None
 
 
 # ---------------------------------------------------------------------------------------------- stopping
