@@ -35,7 +35,6 @@ from workload import DROPOUT, SIZES, SMOOTHING, TOKENS, Workload, arithmetic, ma
 from multidds.nmt.allocator import keep_freed_memory
 from multidds.nmt.model import Transformer
 
-WARM_UP = 3  # steps; Sockeye's traced model is compiled during its first ones
 SIDE = 2048  # of the matrices whose product is the peak
 
 
@@ -128,7 +127,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         process.start()
         other.close()
         processes.append(process)
-        answer = received(pipes[name])
+        answer = answered(pipes[name])
         if isinstance(answer, str):
             missing[name] = answer
             del pipes[name]
@@ -140,17 +139,18 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in pipes}
     products = []
     for turn in range(-1, options.rounds):  # -1: warming up
-        for i in range(count if turn >= 0 else WARM_UP):
+        for i in range(count if turn >= 0 else options.warm_up):
             if turn >= 0:
                 products.append(timed(lambda: a @ b))
             for name in list(pipes)[:: 1 if (turn + i) % 2 else -1]:  # who goes first alternates
-                pipes[name].send(i % count)
-                spent = received(pipes[name])
-                if turn >= 0:
+                spent = answered(pipes[name], i % count)
+                if isinstance(spent, str):
+                    missing[name] = spent
+                    del pipes[name], seconds[name], rows[name]
+                elif turn >= 0:
                     seconds[name].append(spent)
     for name, pipe in pipes.items():
-        pipe.send(None)
-        rows[name] |= received(pipe)
+        rows[name] |= answered(pipe, None)
     for process in processes:
         process.join()
 
@@ -175,11 +175,14 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def received(pipe: Connection) -> Any:
+def answered(pipe: Connection, *question: Any) -> Any:
+    """What a contestant says; a sentence if it is no more."""
     try:
+        for part in question:
+            pipe.send(part)
         return pipe.recv()
-    except EOFError:
-        return "its process ended"
+    except (EOFError, OSError):
+        return "its process ended, perhaps for want of memory: all contestants are in memory together"
 
 
 def median_ratio(above: list[float], below: list[float]) -> float:
@@ -221,6 +224,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warm-up", type=int, default=3, help="steps; Sockeye's traced model is compiled in its first")
     parser.add_argument("--tokens", type=int, help="per batch; 4096 (small) or 4800 (paper) if not given")
     parser.add_argument("--recipe", type=Path, help="of a prepared corpus; made-up text if not given")
     parser.add_argument("--memory", choices=["ours", "all", "none"], default="ours", help="who keeps freed memory")
