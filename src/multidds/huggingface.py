@@ -69,6 +69,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._inexact_resume, self._inexact = inexact_resume, _why_inexact(trainer, self._dev)
         self._prior = self._dataset.mixture.probabilities
         self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
+        self._resumed_at: int | None = None  # the step of the checkpoint, if there was one
         if trainer.args.train_sampling_strategy == "random":
             trainer.args.train_sampling_strategy = "sequential"  # the MixedDataset does the drawing
         self._follow()
@@ -119,6 +120,15 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         """Begin with the prior; or, in a resumed training, where the checkpoint says."""
         _check_trainer(self._trainer, added=True)
+        if self._trainer.train_dataset is not self._dataset:
+            raise ValueError(
+                "BalanceCallback: the Trainer's train_dataset is another one than at its construction. Set the dataset "
+                "first, then make a new callback."
+            )
+        # Before all others: one that saves when a step ends must find this step counted and its update done.
+        callbacks = self._trainer.callback_handler.callbacks
+        callbacks.remove(self)
+        callbacks.insert(0, self)
         collate = kwargs["train_dataloader"].collate_fn
         if self._loss is not None and isinstance(collate, RemoveColumnsCollator):
             _check_columns(self._dataset, collate.signature_columns)
@@ -131,9 +141,22 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "construction. Make the Trainer with its final arguments, then a new callback."
             )
         self.balancer = self._new_balancer(collate, self.balancer.priority)
-        self._dev_losses = {}
+        self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
             self._resume(args, state)
+            self._resumed_at = state.global_step
+
+    def _check_loader(self, loader: Any) -> None:
+        """With one that reads otherwise than the arguments say, the lag and the place to resume at would be wrong."""
+        args, dataset = self._trainer.args, self._dataset
+        its_own = hasattr(loader, "set_epoch")
+        if its_own and not is_stream(dataset):
+            its_own = len(loader) * args.train_batch_size * args.world_size == len(dataset)  # type: ignore[arg-type]
+        if not its_own:
+            raise ValueError(
+                "BalanceCallback: the loader of get_train_dataloader does not read as the Trainer's own, with its "
+                "batch size and epochs. Do not override the method: a MixedDataset does the drawing."
+            )
 
     def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
         saved = state.stateful_callbacks.get(type(self).__name__)
@@ -191,6 +214,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """The losses of a full evaluation, by which the priorities low and high rank; one call per dev set."""
+        if state.global_step == self._resumed_at:  # eval_on_start, where the uninterrupted training has no evaluation
+            return
         for name in self._dev:
             if (loss := (metrics or {}).get(f"eval_{name}_loss")) is not None:
                 self._dev_losses[name] = loss

@@ -199,6 +199,10 @@ class _MixedStreams(MixedDataset, IterableDataset[Any]):
         self._skipped = 0  # positions that the Trainer will ask for again after a resume, and throw away
         self._places: dict[int, dict[str, Any]] = {}  # {position: places of the streams}, where a step may end
 
+    def set_epoch(self, epoch: int) -> None:
+        if epoch > 0:  # a finished training was resumed: the Trainer throws nothing away
+            self._skipped = 0
+
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
