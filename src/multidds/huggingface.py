@@ -260,10 +260,28 @@ def _prepared(reference: Callable[[], Any], own: Loss | None) -> Loss:
         if own is not None:
             return own(model, inputs)
         with trainer.compute_loss_context_manager():
-            value: Tensor = trainer.compute_loss(model, inputs)
+            value: Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=_items(trainer, inputs))
         return value
 
     return loss
+
+
+def _items(trainer: Any, inputs: Any) -> Tensor | None:
+    """The labels of a batch, counted where the Trainer counts those of a step, for losses that divide by them.
+
+    Not by the Trainer's own method, which asks all processes: here each batch has a mean of its own.
+    """
+    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if not (counted and isinstance(inputs, Mapping) and isinstance(inputs.get("labels"), Tensor)):
+        return None
+    labels: Tensor = inputs["labels"]
+    if "shift_labels" in inputs:
+        labels = inputs["shift_labels"]
+    elif getattr(trainer, "_loss_shifts_labels", False):
+        labels = labels[..., 1:]
+    # With average_tokens_across_devices the Trainer multiplies the loss by the number of processes.
+    processes: int = trainer.accelerator.num_processes if trainer.args.average_tokens_across_devices else 1
+    return labels.ne(-100).sum() * processes
 
 
 def _dev_sets(trainer: Trainer, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
