@@ -91,7 +91,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         # Streams are read by the first process for all, batch by batch, unless each process reads everything.
         each_reads_all = args.accelerator_config.dispatch_batches is False
         unit = everyone if each_reads_all else args.train_batch_size
-        self._dataset.be_followed(self._step, unit, (ahead + workers + 2) // args.gradient_accumulation_steps)
+        # Of two batches of one worker, at the end of an epoch and in the next, up to 2 * workers lie apart.
+        rounds = (ahead + 2 * workers + 2) // args.gradient_accumulation_steps
+        self._dataset.be_followed(self._step, unit, rounds, whole=everyone if args.dataloader_drop_last else 1)
 
     def _new_balancer(self, collate: Callable[[list[Any]], Any], priority: Priority) -> Balancer:
         def sources(sets: Mapping[str, Any]) -> dict[str, Any]:

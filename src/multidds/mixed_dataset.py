@@ -81,13 +81,15 @@ class MixedDataset(Dataset[Any]):
         self._consumed = _Draws(derive(seed, "draws"), self._history, position, counts)
         self._epoch.zero_()
 
-    def be_followed(self, step: int, unit: int, rounds_to_remember: int) -> None:
+    def be_followed(self, step: int, unit: int, rounds_to_remember: int, whole: int = 1) -> None:
         """From a callback, before training: examples per optimizer step; examples that a worker reads in a row; for
-        how many steps a reader may lag behind. An epoch becomes a whole number of steps: those of an ordinary script.
+        how many steps a reader may lag behind; `whole`: the examples of a batch, where an incomplete last one is
+        dropped. An epoch becomes a whole number of steps: those of an ordinary script.
         """
         self._followed, self._step, self._unit = True, step, unit
         self._capacity = rounds_to_remember + 8
-        self._length = -(-sum(self._sized.values()) // step) * step
+        kept = sum(self._sized.values()) // whole * whole
+        self._length = max(1, -(-kept // step)) * step
         self.restart()
 
     @property
