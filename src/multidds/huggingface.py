@@ -71,7 +71,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
         self._resumed_at: int | None = None  # the step of the checkpoint, if there was one
         if trainer.args.train_sampling_strategy == "random":
-            trainer.args.train_sampling_strategy = "sequential"  # the MixedDataset does the drawing
+            # The MixedDataset does the drawing. In a copy: another Trainer with the same arguments still shuffles.
+            trainer.args = copy.copy(trainer.args)
+            trainer.args.train_sampling_strategy = "sequential"
         self._follow()
         self.balancer = self._new_balancer(trainer.data_collator, priority)
 
