@@ -144,6 +144,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "BalanceCallback: the batch size, gradient_accumulation_steps or number of processes changed since its "
                 "construction. Make the Trainer with its final arguments, then a new callback."
             )
+        self._check_loader(kwargs["train_dataloader"])
         self.balancer = self._new_balancer(collate, self.balancer.priority)
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
@@ -318,7 +319,7 @@ def _check_trainer(trainer: Trainer, added: bool = False) -> None:
             "BalanceCallback: the Trainer's train_dataset must be a MixedDataset, "
             f"got {type(trainer.train_dataset).__name__}."
         )
-    if not added and any(isinstance(callback, BalanceCallback) for callback in trainer.callback_handler.callbacks):
+    if sum(isinstance(callback, BalanceCallback) for callback in trainer.callback_handler.callbacks) > added:
         raise ValueError("BalanceCallback: the Trainer has one already; remove it with trainer.remove_callback.")
     sharded = {
         "FSDP": trainer.is_fsdp_enabled or args.fsdp,
@@ -373,14 +374,14 @@ def _check_shards(trainer: Trainer) -> None:
 
 def _check_columns(dataset: MixedDataset, kept: list[str]) -> None:
     for name, part in dataset.datasets.items():
-        columns = getattr(part, "column_names", None)
-        if columns is None and not is_stream(part):
-            example = part[0]
-            columns = list(example) if isinstance(example, Mapping) else []
-        if removed := [column for column in columns or [] if column not in kept]:
+        # By an example: a format or a transform may hide or make columns.
+        example = dict.fromkeys(getattr(part, "column_names", None) or []) if is_stream(part) else part[0]
+        if not isinstance(example, dict):
+            continue
+        if removed := [column for column in example if column not in kept]:
             raise ValueError(
                 f"BalanceCallback: the Trainer would remove {listed(removed)} from the examples of {name!r} before the "
-                "loss sees them. Set remove_unused_columns=False in TrainingArguments."
+                "loss sees them. Set remove_unused_columns=False in TrainingArguments, or remove them from the data."
             )
 
 

@@ -46,7 +46,8 @@ class MixedDataset(Dataset[Any]):
             raise TypeError(f"MixedDataset: datasets must be {{name: dataset}}, got {type(datasets).__name__}.")
         check_names("MixedDataset", mixture.names, datasets)
         for name, dataset in datasets.items():
-            if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
+            indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+            if not (is_stream(dataset) or (indexed and not isinstance(dataset, Mapping))):  # such as a DatasetDict
                 raise TypeError(
                     f"MixedDataset: {name!r} must be a dataset with a length and indices, or an IterableDataset, "
                     f"got {type(dataset).__name__}."
@@ -153,7 +154,8 @@ class _MixedExamples(MixedDataset):
         if self._followed and start > self.position:
             raise ValueError(
                 f"MixedDataset: epoch {epoch} begins at position {start}, but training has only consumed "
-                f"{self.position} examples. Epochs cannot be left early (should_epoch_stop)."
+                f"{self.position} examples. Epochs cannot be left early (should_epoch_stop), and a BalanceCallback "
+                "must be added to the Trainer that it was made for."
             )
         if not self._followed:  # nobody else says what was consumed, and when the mixture moved
             if start < self.position:
@@ -186,7 +188,8 @@ class _MixedExamples(MixedDataset):
         if position < self._reader.position:
             raise ValueError(
                 f"MixedDataset: position {position} was asked for after {self._reader.position - 1}, but positions are "
-                "read in order. Set train_sampling_strategy='sequential' in TrainingArguments (BalanceCallback does)."
+                "read in order. Set train_sampling_strategy='sequential' in TrainingArguments; in several processes "
+                "add a BalanceCallback."
             )
         self._reader.skip_to(position)
         name, count = self._reader.draw()
