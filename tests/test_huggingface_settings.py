@@ -2,10 +2,19 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler
 from toy_trainers import SIZES, Classifier, Rows, Watched, arguments, arrow, mixtures, streams, train_sets, trainer_of
-from transformers import Trainer, TrainerCallback
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DataCollatorForLanguageModeling,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+)
 
 from multidds import Mixture
 from multidds.huggingface import BalanceCallback, MixedDataset
@@ -176,6 +185,36 @@ def test_columns_that_a_format_hides_or_a_transform_replaces_do_not_count_as_rem
         trainer, _ = trainer_of(tmp_path, data=data, loss=loss, settings={"max_steps": 2})
         trainer.train()
         assert mixtures(trainer)[2] != Mixture.proportional(SIZES).probabilities
+
+
+def test_masks_from_a_generator_of_the_collator_are_not_moved_on_by_probes(tmp_path):
+    words = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 2, **{f"word{i}": i for i in range(3, 20)}}
+    named = {"pad_token": "[PAD]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")), **named)
+    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+
+    class Masked(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            masks.append(inputs["labels"].ne(-100).tolist())
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    seen = []
+    for every in (1, 100):
+        torch.manual_seed(0)
+        data = {name: [{"input_ids": [3 + i % 17] * 6} for i in range(size)] for name, size in SIZES.items()}
+        # The collator has its numbers from the seed, whatever the mixture becomes.
+        trainer = Masked(
+            BertForMaskedLM(config),
+            arguments(tmp_path, max_steps=4),
+            train_dataset=MixedDataset(data, Mixture.proportional(SIZES)),
+            eval_dataset={"x": data["a"]},
+            data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5, seed=7),
+        )
+        trainer.add_callback(BalanceCallback(trainer, every=every))
+        masks = []
+        trainer.train()
+        seen.append(masks)
+    assert seen[0] == seen[1]
 
 
 class OwnLoader(Watched):

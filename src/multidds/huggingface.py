@@ -98,6 +98,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._dataset.be_followed(self._step, unit, rounds, whole=everyone if args.dataloader_drop_last else 1)
 
     def _new_balancer(self, collate: Callable[[list[Any]], Any], priority: Priority) -> Balancer:
+        collate = _without_generator(collate)
+
         def sources(sets: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 name: _StreamBatches(name, d, self._batch_size, collate)
@@ -269,6 +271,21 @@ def _prepared(reference: Callable[[], Any], own: Loss | None) -> Loss:
         return value
 
     return loss
+
+
+def _without_generator(collate: Any) -> Any:
+    """The collator for probes. One with a generator of its own, as `DataCollatorForLanguageModeling(seed=...)`, would
+    be moved on by them, and training would see other masks; the global ones are seeded for every probe batch.
+    """
+    if isinstance(collate, RemoveColumnsCollator):
+        twin = copy.copy(collate)
+        twin.data_collator = _without_generator(collate.data_collator)
+        return twin
+    if getattr(collate, "seed", None) is None or not hasattr(collate, "generator"):
+        return collate
+    twin = copy.copy(collate)
+    twin.seed = twin.generator = None
+    return twin
 
 
 def _items(trainer: Any, inputs: Any) -> Tensor | None:
