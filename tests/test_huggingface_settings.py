@@ -278,6 +278,19 @@ def test_a_finished_training_on_streams_that_is_resumed_reads_on(tmp_path):
     assert resumed.seen == whole.seen[8:10]
 
 
+@pytest.mark.parametrize("place", [{3: 1}, torch.tensor(3)], ids=["key", "tensor"])
+def test_a_place_that_json_cannot_hold_is_refused_when_it_is_saved(place, tmp_path):
+    data = streams()
+    for stream in data.values():
+        stream.state_dict = lambda: {"place": place}
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    trainer, _ = trainer_of(tmp_path, data=data, settings=settings)
+    with pytest.raises(
+        ValueError, match="^BalanceCallback: the state_dict of the stream 'a' does not .* string keys.$"
+    ):
+        trainer.train()
+
+
 def test_other_trainers_with_the_same_arguments_still_shuffle(tmp_path):
     args = arguments(tmp_path, max_steps=2)
     data = MixedDataset(train_sets(), Mixture.proportional(SIZES))

@@ -233,9 +233,12 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into trainer_state.json; `on_train_begin` reads it back."""
-        attributes = {"inexact": self._inexact, "dataset": self._dataset.state_dict()}
+        attributes: dict[str, Any] = {"inexact": self._inexact, "dataset": self._dataset.state_dict()}
         if self._options.get("reward") != "moving-average":
             attributes["balancer"] = self.balancer.state_dict()
+        balancer = attributes.get("balancer", {"train": {}, "dev": {}})
+        for places in (attributes["dataset"].get("places", {}), balancer["train"], balancer["dev"]):
+            _check_json(places)
         return {"args": {}, "attributes": attributes}
 
 
@@ -400,6 +403,23 @@ def _check_columns(dataset: MixedDataset, kept: list[str]) -> None:
                 f"BalanceCallback: the Trainer would remove {listed(removed)} from the examples of {name!r} before the "
                 "loss sees them. Set remove_unused_columns=False in TrainingArguments, or remove them from the data."
             )
+
+
+def _check_json(places: Mapping[str, Any]) -> None:
+    """JSON would turn other keys into strings without a word, and a tensor into an error that names no stream."""
+    for name, place in places.items():
+        pending = [place]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+                pending.extend(value.values())
+            elif isinstance(value, (list, tuple)):
+                pending.extend(value)
+            elif not (value is None or isinstance(value, (str, int, float))):
+                raise ValueError(
+                    f"BalanceCallback: the state_dict of the stream {name!r} does not fit into the Trainer's JSON "
+                    f"state: it holds {value!r}. Make it of numbers, strings, lists and dicts with string keys."
+                )
 
 
 def _why_inexact(trainer: Trainer, dev: Mapping[str, Any]) -> str | None:
