@@ -189,6 +189,8 @@ def test_what_cannot_be_mixed_is_refused():
         TypeError, match="^MixedDataset: 'b' must be a dataset with a length and indices, or .*generator"
     ):
         MixedDataset({"a": Named("a", 3), "b": (i for i in range(3))}, mixture)
+    with pytest.raises(TypeError, match="^MixedDataset: 'b' must be a dataset with a length and indices, or .*dict.$"):
+        MixedDataset({"a": Named("a", 3), "b": {"train": Named("b", 3)}}, mixture)
     with pytest.raises(ValueError, match="^MixedDataset: the size of 'b' must be a whole number of at least 1, .* 0.$"):
         MixedDataset({"a": Named("a", 3), "b": Named("b", 0)}, mixture)
     with pytest.raises(ValueError, match="^MixedDataset: batch_size must be a whole number of at least 1, but it is 0"):

@@ -69,8 +69,11 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._inexact_resume, self._inexact = inexact_resume, _why_inexact(trainer, self._dev)
         self._prior = self._dataset.mixture.probabilities
         self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
+        self._resumed_at: int | None = None  # the step of the checkpoint, if there was one
         if trainer.args.train_sampling_strategy == "random":
-            trainer.args.train_sampling_strategy = "sequential"  # the MixedDataset does the drawing
+            # The MixedDataset does the drawing. In a copy: another Trainer with the same arguments still shuffles.
+            trainer.args = copy.copy(trainer.args)
+            trainer.args.train_sampling_strategy = "sequential"
         self._follow()
         self.balancer = self._new_balancer(trainer.data_collator, priority)
 
@@ -90,9 +93,13 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         # Streams are read by the first process for all, batch by batch, unless each process reads everything.
         each_reads_all = args.accelerator_config.dispatch_batches is False
         unit = everyone if each_reads_all else args.train_batch_size
-        self._dataset.be_followed(self._step, unit, (ahead + workers + 2) // args.gradient_accumulation_steps)
+        # Of two batches of one worker, at the end of an epoch and in the next, up to 2 * workers lie apart.
+        rounds = (ahead + 2 * workers + 2) // args.gradient_accumulation_steps
+        self._dataset.be_followed(self._step, unit, rounds, whole=everyone if args.dataloader_drop_last else 1)
 
     def _new_balancer(self, collate: Callable[[list[Any]], Any], priority: Priority) -> Balancer:
+        collate = _without_generator(collate)
+
         def sources(sets: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 name: _StreamBatches(name, d, self._batch_size, collate)
@@ -119,6 +126,15 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         """Begin with the prior; or, in a resumed training, where the checkpoint says."""
         _check_trainer(self._trainer, added=True)
+        if self._trainer.train_dataset is not self._dataset:
+            raise ValueError(
+                "BalanceCallback: the Trainer's train_dataset is another one than at its construction. Set the dataset "
+                "first, then make a new callback."
+            )
+        # Before all others: one that saves when a step ends must find this step counted and its update done.
+        callbacks = self._trainer.callback_handler.callbacks
+        callbacks.remove(self)
+        callbacks.insert(0, self)
         collate = kwargs["train_dataloader"].collate_fn
         if self._loss is not None and isinstance(collate, RemoveColumnsCollator):
             _check_columns(self._dataset, collate.signature_columns)
@@ -130,10 +146,24 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "BalanceCallback: the batch size, gradient_accumulation_steps or number of processes changed since its "
                 "construction. Make the Trainer with its final arguments, then a new callback."
             )
+        self._check_loader(kwargs["train_dataloader"])
         self.balancer = self._new_balancer(collate, self.balancer.priority)
-        self._dev_losses = {}
+        self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
             self._resume(args, state)
+            self._resumed_at = state.global_step
+
+    def _check_loader(self, loader: Any) -> None:
+        """With one that reads otherwise than the arguments say, the lag and the place to resume at would be wrong."""
+        args, dataset = self._trainer.args, self._dataset
+        its_own = hasattr(loader, "set_epoch")
+        if its_own and not is_stream(dataset):
+            its_own = len(loader) * args.train_batch_size * args.world_size == len(dataset)  # type: ignore[arg-type]
+        if not its_own:
+            raise ValueError(
+                "BalanceCallback: the loader of get_train_dataloader does not read as the Trainer's own, with its "
+                "batch size and epochs. Do not override the method: a MixedDataset does the drawing."
+            )
 
     def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
         saved = state.stateful_callbacks.get(type(self).__name__)
@@ -191,6 +221,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """The losses of a full evaluation, by which the priorities low and high rank; one call per dev set."""
+        if state.global_step == self._resumed_at:  # eval_on_start, where the uninterrupted training has no evaluation
+            return
         for name in self._dev:
             if (loss := (metrics or {}).get(f"eval_{name}_loss")) is not None:
                 self._dev_losses[name] = loss
@@ -201,9 +233,12 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into trainer_state.json; `on_train_begin` reads it back."""
-        attributes = {"inexact": self._inexact, "dataset": self._dataset.state_dict()}
+        attributes: dict[str, Any] = {"inexact": self._inexact, "dataset": self._dataset.state_dict()}
         if self._options.get("reward") != "moving-average":
             attributes["balancer"] = self.balancer.state_dict()
+        balancer = attributes.get("balancer", {"train": {}, "dev": {}})
+        for places in (attributes["dataset"].get("places", {}), balancer["train"], balancer["dev"]):
+            _check_json(places)
         return {"args": {}, "attributes": attributes}
 
 
@@ -235,10 +270,43 @@ def _prepared(reference: Callable[[], Any], own: Loss | None) -> Loss:
         if own is not None:
             return own(model, inputs)
         with trainer.compute_loss_context_manager():
-            value: Tensor = trainer.compute_loss(model, inputs)
+            value: Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=_items(trainer, inputs))
         return value
 
     return loss
+
+
+def _without_generator(collate: Any) -> Any:
+    """The collator for probes. One with a generator of its own, as `DataCollatorForLanguageModeling(seed=...)`, would
+    be moved on by them, and training would see other masks; the global ones are seeded for every probe batch.
+    """
+    if isinstance(collate, RemoveColumnsCollator):
+        twin = copy.copy(collate)
+        twin.data_collator = _without_generator(collate.data_collator)
+        return twin
+    if getattr(collate, "seed", None) is None or not hasattr(collate, "generator"):
+        return collate
+    twin = copy.copy(collate)
+    twin.seed = twin.generator = None
+    return twin
+
+
+def _items(trainer: Any, inputs: Any) -> Tensor | None:
+    """The labels of a batch, counted where the Trainer counts those of a step, for losses that divide by them.
+
+    Not by the Trainer's own method, which asks all processes: here each batch has a mean of its own.
+    """
+    counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if not (counted and isinstance(inputs, Mapping) and isinstance(inputs.get("labels"), Tensor)):
+        return None
+    labels: Tensor = inputs["labels"]
+    if "shift_labels" in inputs:
+        labels = inputs["shift_labels"]
+    elif getattr(trainer, "_loss_shifts_labels", False):
+        labels = labels[..., 1:]
+    # With average_tokens_across_devices the Trainer multiplies the loss by the number of processes.
+    processes: int = trainer.accelerator.num_processes if trainer.args.average_tokens_across_devices else 1
+    return labels.ne(-100).sum() * processes
 
 
 def _dev_sets(trainer: Trainer, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
@@ -271,7 +339,7 @@ def _check_trainer(trainer: Trainer, added: bool = False) -> None:
             "BalanceCallback: the Trainer's train_dataset must be a MixedDataset, "
             f"got {type(trainer.train_dataset).__name__}."
         )
-    if not added and any(isinstance(callback, BalanceCallback) for callback in trainer.callback_handler.callbacks):
+    if sum(isinstance(callback, BalanceCallback) for callback in trainer.callback_handler.callbacks) > added:
         raise ValueError("BalanceCallback: the Trainer has one already; remove it with trainer.remove_callback.")
     sharded = {
         "FSDP": trainer.is_fsdp_enabled or args.fsdp,
@@ -326,15 +394,32 @@ def _check_shards(trainer: Trainer) -> None:
 
 def _check_columns(dataset: MixedDataset, kept: list[str]) -> None:
     for name, part in dataset.datasets.items():
-        columns = getattr(part, "column_names", None)
-        if columns is None and not is_stream(part):
-            example = part[0]
-            columns = list(example) if isinstance(example, Mapping) else []
-        if removed := [column for column in columns or [] if column not in kept]:
+        # By an example: a format or a transform may hide or make columns.
+        example = dict.fromkeys(getattr(part, "column_names", None) or []) if is_stream(part) else part[0]
+        if not isinstance(example, dict):
+            continue
+        if removed := [column for column in example if column not in kept]:
             raise ValueError(
                 f"BalanceCallback: the Trainer would remove {listed(removed)} from the examples of {name!r} before the "
-                "loss sees them. Set remove_unused_columns=False in TrainingArguments."
+                "loss sees them. Set remove_unused_columns=False in TrainingArguments, or remove them from the data."
             )
+
+
+def _check_json(places: Mapping[str, Any]) -> None:
+    """JSON would turn other keys into strings without a word, and a tensor into an error that names no stream."""
+    for name, place in places.items():
+        pending = [place]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+                pending.extend(value.values())
+            elif isinstance(value, (list, tuple)):
+                pending.extend(value)
+            elif not (value is None or isinstance(value, (str, int, float))):
+                raise ValueError(
+                    f"BalanceCallback: the state_dict of the stream {name!r} does not fit into the Trainer's JSON "
+                    f"state: it holds {value!r}. Make it of numbers, strings, lists and dicts with string keys."
+                )
 
 
 def _why_inexact(trainer: Trainer, dev: Mapping[str, Any]) -> str | None:

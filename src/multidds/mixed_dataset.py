@@ -46,7 +46,8 @@ class MixedDataset(Dataset[Any]):
             raise TypeError(f"MixedDataset: datasets must be {{name: dataset}}, got {type(datasets).__name__}.")
         check_names("MixedDataset", mixture.names, datasets)
         for name, dataset in datasets.items():
-            if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
+            indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+            if not (is_stream(dataset) or (indexed and not isinstance(dataset, Mapping))):  # such as a DatasetDict
                 raise TypeError(
                     f"MixedDataset: {name!r} must be a dataset with a length and indices, or an IterableDataset, "
                     f"got {type(dataset).__name__}."
@@ -81,13 +82,15 @@ class MixedDataset(Dataset[Any]):
         self._consumed = _Draws(derive(seed, "draws"), self._history, position, counts)
         self._epoch.zero_()
 
-    def be_followed(self, step: int, unit: int, rounds_to_remember: int) -> None:
+    def be_followed(self, step: int, unit: int, rounds_to_remember: int, whole: int = 1) -> None:
         """From a callback, before training: examples per optimizer step; examples that a worker reads in a row; for
-        how many steps a reader may lag behind. An epoch becomes a whole number of steps: those of an ordinary script.
+        how many steps a reader may lag behind; `whole`: the examples of a batch, where an incomplete last one is
+        dropped. An epoch becomes a whole number of steps: those of an ordinary script.
         """
         self._followed, self._step, self._unit = True, step, unit
         self._capacity = rounds_to_remember + 8
-        self._length = -(-sum(self._sized.values()) // step) * step
+        kept = sum(self._sized.values()) // whole * whole
+        self._length = max(1, -(-kept // step)) * step
         self.restart()
 
     @property
@@ -151,7 +154,8 @@ class _MixedExamples(MixedDataset):
         if self._followed and start > self.position:
             raise ValueError(
                 f"MixedDataset: epoch {epoch} begins at position {start}, but training has only consumed "
-                f"{self.position} examples. Epochs cannot be left early (should_epoch_stop)."
+                f"{self.position} examples. Epochs cannot be left early (should_epoch_stop), and a BalanceCallback "
+                "must be added to the Trainer that it was made for."
             )
         if not self._followed:  # nobody else says what was consumed, and when the mixture moved
             if start < self.position:
@@ -184,7 +188,8 @@ class _MixedExamples(MixedDataset):
         if position < self._reader.position:
             raise ValueError(
                 f"MixedDataset: position {position} was asked for after {self._reader.position - 1}, but positions are "
-                "read in order. Set train_sampling_strategy='sequential' in TrainingArguments (BalanceCallback does)."
+                "read in order. Set train_sampling_strategy='sequential' in TrainingArguments; in several processes "
+                "add a BalanceCallback."
             )
         self._reader.skip_to(position)
         name, count = self._reader.draw()
@@ -198,6 +203,10 @@ class _MixedStreams(MixedDataset, IterableDataset[Any]):
         super()._begin(*state)
         self._skipped = 0  # positions that the Trainer will ask for again after a resume, and throw away
         self._places: dict[int, dict[str, Any]] = {}  # {position: places of the streams}, where a step may end
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch > 0:  # a finished training was resumed: the Trainer throws nothing away
+            self._skipped = 0
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
