@@ -91,6 +91,21 @@ def test_where_training_step_skips_a_probe_batch_the_update_is_skipped(tmp_path)
     assert second.skipped is None
 
 
+def test_a_validation_loss_that_is_not_finite_leaves_the_ranks_as_they_were(tmp_path, caplog):
+    class Diverges(Net):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            loss = torch.tensor([1.0, 2.0][dataloader_idx] if self.global_step < 20 else torch.nan)
+            self.log(f"val/{'xy'[dataloader_idx]}", loss, add_dataloader_idx=False)
+
+    settings = {"priority": "low", "dev_metrics": {name: f"val/{name}" for name in DEV}}
+    loader, callback = loader_and_callback(every=5, callback=settings)
+    vals = [DataLoader(d, batch_size=9) for d in DEV.values()]
+    trainer(tmp_path, callback, max_epochs=3).fit(net(kind=Diverges), loader, vals)
+    assert callback.balancer.dev_losses == {"x": 1.0, "y": 2.0}
+    assert callback.balancer.history[-1].weights == {"x": 0.0, "y": 1.0}
+    assert "'val/x' is nan: the dev sets keep their ranks" in caplog.text
+
+
 class HasBackbone(Net):
     def __init__(self, dropout=0.0):
         super().__init__(dropout)

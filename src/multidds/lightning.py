@@ -7,6 +7,7 @@ here is when Lightning's loop meets them, and that its checkpoints carry them. T
 import copy
 import inspect
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -233,7 +234,12 @@ class BalanceCallback(Callback):
                     f"BalanceCallback: no validation logged {key!r}, the loss of the dev set {name!r}; "
                     f"there are {', '.join(map(repr, known))}."
                 )
-        self.balancer.dev_losses = {name: float(known[key]) for name, key in self._dev_metrics.items()}
+        losses = {name: float(known[key]) for name, key in self._dev_metrics.items()}
+        if bad := [key for name, key in self._dev_metrics.items() if not math.isfinite(losses[name])]:
+            if trainer.is_global_zero:
+                _log.warning("BalanceCallback: %r is %s: the dev sets keep their ranks.", bad[0], float(known[bad[0]]))
+            return
+        self.balancer.dev_losses = losses
 
     def state_dict(self) -> dict[str, Any]:
         """On all ranks together, as Lightning saves: it holds the random states of each."""
