@@ -48,6 +48,28 @@ def test_a_checkpoint_of_an_exception_loses_no_batch(workers, tmp_path):
     assert resumed == whole
 
 
+def test_an_update_in_which_an_exception_was_raised_is_made_after_the_resume(tmp_path):
+    def run(folder, fails=False, ckpt_path=None):
+        def loss(module, batch):
+            if fails and module.global_step == 6:
+                raise RuntimeError("out of memory")
+            return nn.functional.cross_entropy(module.net(batch[0]), batch[1])
+
+        loader, callback = loader_and_callback(callback={"loss": loss})
+        module, saver = net(), ModelCheckpoint(folder, "stopped", save_on_exception=True, every_n_train_steps=1000)
+        runner = trainer(tmp_path, callback, saver, max_steps=12)
+        if fails:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                runner.fit(module, loader)
+        else:
+            runner.fit(module, loader, ckpt_path=ckpt_path)
+        return callback.balancer.state_dict(), result(module, callback, loader)[:-1]
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "stopped", fails=True)
+    assert run(tmp_path / "resumed", ckpt_path=tmp_path / "stopped" / "stopped.ckpt") == whole
+
+
 def test_what_is_collected_in_containers_of_containers_is_put_back(tmp_path):
     class Collects(Net):
         def __init__(self, dropout=0.0):

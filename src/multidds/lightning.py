@@ -312,10 +312,15 @@ class BalanceCallback(Callback):
         """Tell the balancer of every optimizer step that the trainer has made."""
         assert self.balancer is not None
         while self._steps < trainer.global_step:
-            self._steps += 1
             if self.balancer.due:
                 self._meet_new_parameters(trainer.lightning_module)
-            if update := self.balancer.step():
+            try:
+                update = self.balancer.step()
+            except BaseException:  # Ctrl-C too: a checkpoint that is saved now resumes with this update
+                self.balancer._steps -= 1
+                raise
+            self._steps += 1
+            if update is not None:
                 self._report(trainer, update)
 
     def _meet_new_parameters(self, module: LightningModule) -> None:
