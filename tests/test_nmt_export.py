@@ -153,6 +153,14 @@ def test_datasets_are_called_what_the_other_trainer_calls_them(format_, template
     assert expected in written({"a": 0.25, "b": 0.75}, format_, template)
 
 
+@pytest.mark.parametrize("format_", ["json", "fairseq", "hf", "streaming", "lhotse"])
+def test_names_in_any_script_are_the_same_in_python(format_):
+    template = "文/\N{OPEN FILE FOLDER}/é'\"\\{name}"
+    code = written({"a": 0.25, "b": 0.75}, format_, template)
+    strings = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
+    assert {template.replace("{name}", name) for name in "ab"} <= strings
+
+
 # ------------------------------------------------------------------------------------------ which mixture
 
 
@@ -178,6 +186,14 @@ def test_the_average_counts_each_mixture_by_its_steps(tmp_path):
     for name in NAMES:
         assert average[name] == pytest.approx(sum(mixture[name] for mixture in drawn_with) / 37)
     assert sum(average.values()) == pytest.approx(1, abs=1e-12)
+
+
+def test_records_with_the_newlines_of_windows_are_read(tmp_path):
+    run = make_run(tmp_path / "run", NAMES, method="multidds-s", scored=False)
+    before = average_mixture(run), final_mixture(run), mixture_at(run, 15)
+    path = run / "records.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert (average_mixture(run), final_mixture(run), mixture_at(run, 15)) == before
 
 
 def test_a_static_run_has_one_mixture(tmp_path):
@@ -280,6 +296,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, message):
         ("", "has no mixture yet; is the run starting?"),
         ('{"kind": "start", "step": 0}\n', "records.jsonl:1: is not a record."),
         ("[]\n", "records.jsonl:1: is not a record."),
+        (b"\xff\xfe\n", "records.jsonl:1: is not a record."),
         (None, "is not a run (there is no records.jsonl)."),
     ],
 )
@@ -288,7 +305,7 @@ def test_records_that_are_not_whole_are_refused(tmp_path, text, message):
     if text is None:
         (run / "records.jsonl").unlink()
     else:
-        (run / "records.jsonl").write_text(text)
+        (run / "records.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as caught:
         final_mixture(run)
     assert message in str(caught.value)

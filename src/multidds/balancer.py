@@ -140,6 +140,16 @@ class Balancer:
         self._steps += 1
         return self.update() if self._steps % self.every == 0 else None
 
+    @property
+    def due(self) -> bool:
+        """Whether the next `step()` updates the mixture."""
+        return (self._steps + 1) % self.every == 0
+
+    @property
+    def knows_the_parameters(self) -> bool:
+        """False where some were replaced or unfrozen since its construction: the next update would be refused."""
+        return self._prober.knows_the_parameters
+
     def update(self) -> Update:
         """One update now: probe, reward, scorer step (Algorithm 1, from "Estimate the effect" on)."""
         began = time.perf_counter()

@@ -7,9 +7,10 @@ here is when Lightning's loop meets them, and that its checkpoints carry them. T
 import copy
 import inspect
 import logging
+import math
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +35,7 @@ _SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy"}
 _REFUSED = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}  # subclasses of those, but not alike
 _OURS = ("sampler", "batch_sampler", "shuffle", "drop_last", "generator")  # options that the mixture decides
 _INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, flags: the prober's
+_CONTAINERS = (list, dict, set, deque)
 _CPU = torch.device("cpu")
 _log = logging.getLogger("multidds")
 
@@ -97,6 +99,10 @@ class MixedLoader:
         dataset: ConcatDataset[Any] = ConcatDataset(self.train_sets.values())
         return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
 
+    def begins_as(self, other: "MixedLoader") -> bool:
+        """Whether it is another one, not used yet, that would draw what `other` drew from its start."""
+        return self is not other and not self._consumed and (self._seed, self._sizes) == (other._seed, other._sizes)
+
     @property
     def passes(self) -> dict[str, float]:
         """How often training has gone through each dataset, over all ranks; what is read ahead does not count."""
@@ -105,9 +111,9 @@ class MixedLoader:
         counts = self.state_dict()["counts"]
         return {name: counts[name] / size for name, size in self._sizes.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the batches that were handed out. The same on all ranks."""
-        return self._draws.state_dict(self._consumed)
+    def state_dict(self, unfinished: int = 0) -> dict[str, Any]:
+        """The state after the batches that were handed out, but for the last `unfinished`. The same on all ranks."""
+        return self._draws.state_dict(self._consumed - unfinished)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._draws.load_state_dict(state)
@@ -189,7 +195,10 @@ class BalanceCallback(Callback):
             _check_training_step(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._loader = loader = self._own_loader(trainer)
+        loader, before = self._own_loader(trainer), self._loader
+        if self._module is pl_module and before is not None and loader.begins_as(before):
+            loader.load_state_dict(before.state_dict())  # a datamodule has made it again for another fit
+        self._loader = loader
         if self.balancer is None or self._module is not pl_module:
             self._module, self.balancer = pl_module, self._made_balancer(pl_module, loader)
         if self._loaded is None:
@@ -225,22 +234,36 @@ class BalanceCallback(Callback):
                     f"BalanceCallback: no validation logged {key!r}, the loss of the dev set {name!r}; "
                     f"there are {', '.join(map(repr, known))}."
                 )
-        self.balancer.dev_losses = {name: float(known[key]) for name, key in self._dev_metrics.items()}
+        losses = {name: float(known[key]) for name, key in self._dev_metrics.items()}
+        if bad := [key for name, key in self._dev_metrics.items() if not math.isfinite(losses[name])]:
+            if trainer.is_global_zero:
+                _log.warning("BalanceCallback: %r is %s: the dev sets keep their ranks.", bad[0], float(known[bad[0]]))
+            return
+        self.balancer.dev_losses = losses
 
     def state_dict(self) -> dict[str, Any]:
         """On all ranks together, as Lightning saves: it holds the random states of each."""
+        if self._loaded is not None:
+            return dict(self._loaded)
         if self.balancer is None or self._loader is None or self._module is None:
             return {}
         device = self._module.device
+        # A batch in which an exception was raised: Lightning will ask for it again.
+        progress = self._module.trainer.fit_loop.epoch_loop.batch_progress.current
+        unfinished = progress.ready - progress.processed  # type: ignore[attr-defined]
         return {
             "steps": self._steps,
             "balancer": self.balancer.state_dict(),
-            "loader": self._loader.state_dict(),
+            "loader": self._loader.state_dict(unfinished),
             "random": Replicas(device).gathered(_random_states(device)),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self._loaded is not None:  # the checkpoint left nothing to train
+            self.mixture.load_state_dict(self._loaded["balancer"]["mixture"])
 
     def _own_loader(self, trainer: Trainer) -> MixedLoader:
         loader = trainer.train_dataloader
@@ -261,26 +284,58 @@ class BalanceCallback(Callback):
                 for name, given in sets.items()
             }
 
+        def of_loader(name: str) -> Callable[[torch.Generator], Any]:
+            def source(generator: torch.Generator) -> Any:
+                assert self._loader is not None  # that of this epoch: another fit, or reloading, may bring other data
+                return batches_of(self._loader.train_sets[name], batch_size, self._loader.collate_fn)(generator)
+
+            return source
+
         def loss(module: LightningModule, batch: Any) -> Any:
             return _loss_of(module.trainer, module, batch, self._loss)  # the next fit may have another trainer
+
+        options = dict(self._options)
+        if options.get("scorer") is not None:
+            options["scorer"] = copy.copy(options["scorer"])  # a scorer belongs to one balancer; there may be another
 
         return Balancer(
             self.mixture,
             module,
             loss,
-            train=sources(loader.train_sets if self._train is None else self._train),
+            train={name: of_loader(name) for name in self.mixture} if self._train is None else sources(self._train),
             dev=sources(self._dev),
             every=self._every,
-            **self._options,
+            **options,
         )
 
     def _follow(self, trainer: Trainer) -> None:
         """Tell the balancer of every optimizer step that the trainer has made."""
         assert self.balancer is not None
         while self._steps < trainer.global_step:
+            if self.balancer.due:
+                self._meet_new_parameters(trainer.lightning_module)
+            try:
+                update = self.balancer.step()
+            except BaseException:  # Ctrl-C too: a checkpoint that is saved now resumes with this update
+                self.balancer._steps -= 1
+                raise
             self._steps += 1
-            if update := self.balancer.step():
+            if update is not None:
                 self._report(trainer, update)
+
+    def _meet_new_parameters(self, module: LightningModule) -> None:
+        """BackboneFinetuning and its like unfreeze parameters in the middle; a balancer knows those of its start."""
+        before, loader = self.balancer, self._loader
+        assert before is not None
+        assert loader is not None
+        if before.knows_the_parameters:
+            return
+        state = before.state_dict()
+        self.balancer = self._made_balancer(module, loader)
+        self.balancer.priority = before.priority
+        state["averages"] = self.balancer.state_dict()["averages"]  # those of other parameters are of no use
+        self.balancer.load_state_dict(state)
+        self.balancer.history.extend(before.history)
 
     def _report(self, trainer: Trainer, update: Update) -> None:
         assert self._loader is not None
@@ -332,6 +387,8 @@ def _loss_of(trainer: Trainer, module: LightningModule, batch: Any, loss: Loss |
             kinds = [p.kind for p in inspect.signature(module.training_step).parameters.values()]
             alone = len(kinds) == 1 and kinds[0] is not inspect.Parameter.VAR_POSITIONAL
             output = module.training_step(batch) if alone else module.training_step(batch, 0)
+    if output is None:  # Lightning leaves out such a batch; here the update is left out, and says so
+        return torch.stack([p.sum() for p in module.parameters() if p.requires_grad]).sum() * torch.nan
     return output["loss"] if isinstance(output, Mapping) else output
 
 
@@ -360,11 +417,18 @@ def _unseen(trainer: Trainer, module: LightningModule) -> Iterator[None]:
 def _silent(*args: Any, **kwargs: Any) -> None: ...
 
 
-def _kept(value: Any) -> tuple[Any, Any]:
-    """(the object, what is in it). The object itself stays: metrics share theirs."""
+def _kept(value: Any, depth: int = 2) -> tuple[Any, Any]:
+    """(the object, what is in it). The object itself stays: metrics share theirs.
+
+    Two containers deep, as in {"loss": []}; tensors that a list has collected are not copied.
+    """
     if isinstance(value, Tensor):
         return value, None if value.is_inference() else (value._version, value.detach().clone())
-    return value, copy.copy(value) if isinstance(value, (list, dict, set, deque)) else None
+    if depth == 0 or not isinstance(value, _CONTAINERS):
+        return value, None
+    inside = value.values() if isinstance(value, dict) else value
+    kinds = (*_CONTAINERS, Tensor) if isinstance(value, dict) else _CONTAINERS
+    return value, (copy.copy(value), [_kept(item, depth - 1) for item in inside if isinstance(item, kinds)])
 
 
 def _put_back(value: Any, content: Any) -> None:
@@ -373,12 +437,15 @@ def _put_back(value: Any, content: Any) -> None:
     if isinstance(value, Tensor):
         if value._version != content[0]:  # written in place
             value.data.copy_(content[1])
-    elif isinstance(value, (list, deque)):
-        value.clear()
-        value.extend(content)
+        return
+    items, inside = content
+    for item, its_content in inside:
+        _put_back(item, its_content)
+    value.clear()
+    if isinstance(value, (list, deque)):
+        value.extend(items)
     else:
-        value.clear()
-        value.update(content)
+        value.update(items)
 
 
 def _random_states(device: torch.device) -> dict[str, Any]:

@@ -72,12 +72,17 @@ class Prober:
         """The memory of one parameter-sized vector."""
         return sum(p.numel() * _wide(p.dtype).itemsize for p in self.params)
 
+    @property
+    def knows_the_parameters(self) -> bool:
+        """False where some were replaced or unfrozen since its construction."""
+        replaced = set(self.params) - set(self.model.parameters())
+        return not replaced and (self._subset or not set(self._trainable()) - set(self.params))
+
     @contextmanager
     def invisible(self) -> Iterator[None]:
         """Around all probes of an update: gradients, buffers, flags and random states are afterwards what they were."""
         self._refuse_hooks()
-        replaced = set(self.params) - set(self.model.parameters())
-        if replaced or (not self._subset and set(self._trainable()) - set(self.params)):
+        if not self.knows_the_parameters:
             raise ValueError(
                 f"{self._owner}: parameters were replaced or unfrozen since its construction; make a new one."
             )

@@ -22,7 +22,7 @@ def read_history(run: Path) -> tuple[History, int]:
     history: History = []
     steps = 0
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise UserError(f"{run}: is not a run (there is no records.jsonl).") from None
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is still being written
@@ -84,7 +84,7 @@ def written(mixture: Mapping[str, float], format_: str, template: str | None) ->
 
 
 def _json(mixture: dict[str, float]) -> str:
-    return json.dumps(mixture)
+    return json.dumps(mixture, ensure_ascii=False)  # fairseq evaluates it: see _quoted
 
 
 def _hf(mixture: dict[str, float]) -> str:
@@ -112,7 +112,8 @@ def _lhotse(mixture: dict[str, float]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text)  # a JSON string is a Python string too
+    # A JSON string is a Python string too, but for the escapes of letters beyond 16 bits.
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _listed(names: Mapping[str, float]) -> str:
