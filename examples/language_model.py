@@ -143,7 +143,7 @@ def main(steps: int = 240, seeds: int = 3) -> dict[str, list[dict[str, float]]]:
     by_seed = {method: [mean(one.values()) for one in runs] for method, runs in found.items()}
     best = min(list(METHODS)[:-1], key=lambda method: mean(by_seed[method]))
     gains = [f"{x - y:+.3f}" for x, y in zip(by_seed["multidds-s"], by_seed[best], strict=True)]
-    print(f"multidds-s against {best}, the best static one on these test sets, by seed: {', '.join(gains)}")
+    print(f"multidds-s against {best}, the best static one here, by seed (lower is better): {', '.join(gains)}")
     return found
 
 
