@@ -22,7 +22,7 @@ demo: $(READY)  ## set up, then: a corpus, a fixed and a learned mixture side by
 	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/multidds-s/seed-1 --from tur"
 
 test: $(READY)  ## set up, then run all tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 check: $(READY)  ## formatting, lint and types; any finding is an error
 	$(BIN)/ruff format --check .

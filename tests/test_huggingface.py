@@ -11,8 +11,8 @@ from operator import attrgetter
 import huggingface_trainer
 import pytest
 import torch
-import torch.distributed as dist
 from datasets import DatasetDict
+from ranks import leave
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader
 from toy_trainers import (
@@ -468,7 +468,7 @@ def replica(rank, port, folder):
             assert torch.equal(p, expected)
         parameters = [p.tolist() for p in whole.model.parameters()]
         (folder / f"{name}{rank}.json").write_text(json.dumps([mixtures(whole), whole.seen, parameters]))
-    dist.destroy_process_group()
+    leave()
 
 
 CASES = [
