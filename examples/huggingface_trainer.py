@@ -2,7 +2,7 @@
 
 A small causal language model, built from a config, on the text of `language_model.py`: the largest domain is one that
 nobody asks for. Needs no download. The same script without its callback is the static baseline. One seed; more of
-them, and tuned static mixtures, are in language_model.py. Needs `pip install 'multidds[hf]'`.
+them, and more static mixtures, are in language_model.py. Needs `pip install 'multidds[hf]'`.
 
     python examples/huggingface_trainer.py
 """

@@ -1,9 +1,8 @@
 """The arithmetic of a training step where plain PyTorch is slow on a CPU: dropout, norm, attention, loss.
 
 Each function is mathematically the plain expression that its docstring names, and is that expression on other devices
-and where a compiler reads it.
-Gradients are written by hand, so that nothing is kept or passed over twice. What is random comes from torch's default
-generator. Parameters and the order of operations are the model's.
+and where a compiler reads it. Gradients are written by hand, so that nothing is kept or passed over twice. What is
+random comes from torch's default generator. Parameters and the order of operations are the model's.
 """
 
 import math
