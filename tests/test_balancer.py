@@ -515,7 +515,7 @@ def test_ten_steps_and_ten_in_a_new_process_equal_twenty(tmp_path):
     """)
     for first, last, file in ((0, 20, "whole"), (0, 10, "halves"), (10, 20, "halves")):
         command = [sys.executable, "-c", script, str(first), str(last), str(tmp_path / file)]
-        subprocess.run(command, check=True, cwd=Path(__file__).parent)
+        subprocess.run(command, check=True, cwd=Path(__file__).parent / "support")
     whole, halves = (torch.load(tmp_path / file, weights_only=True) for file in ("whole", "halves"))
     assert whole["balancer"] == halves["balancer"]
     assert whole["sampler"] == halves["sampler"]

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "scorer": {"checks"},
     "replicas": set(),
     "rewards": {"alignment"},
+    "update": {"alignment"},
     "sources": {"randomness"},
     "sampling": {"checks", "mixture", "randomness", "sources"},
     "mixed_dataset": {"checks", "mixture", "randomness", "sampling"},
@@ -38,8 +39,19 @@ MAY_IMPORT = {
         "rewards",
         "scorer",
         "sources",
+        "update",
     },
-    "lightning": {"balancer", "checks", "mixture", "probing", "randomness", "replicas", "sampling", "sources"},
+    "lightning": {
+        "balancer",
+        "checks",
+        "mixture",
+        "probing",
+        "randomness",
+        "replicas",
+        "sampling",
+        "sources",
+        "update",
+    },
     "huggingface": {"balancer", "checks", "mixed_dataset", "priorities", "probing", "sources"},
 }
 

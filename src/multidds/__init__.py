@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import priorities, rewards
     from .alignment import Alignment
-    from .balancer import Balancer, Update
+    from .balancer import Balancer
     from .mixture import Mixture, Replay
     from .probing import probe
     from .sampling import MixtureSampler, interleave
     from .scorer import Scorer
     from .sources import batches_of
+    from .update import Update
 
 __version__ = "0.1.0"
 
@@ -40,7 +41,7 @@ _HOMES = {
     "MixtureSampler": "sampling",
     "Replay": "mixture",
     "Scorer": "scorer",
-    "Update": "balancer",
+    "Update": "update",
     "batches_of": "sources",
     "interleave": "sampling",
     "probe": "probing",

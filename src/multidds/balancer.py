@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,28 +25,13 @@ from .probing import Direction, Gradient, Loss, Prober, Table, norm, sketcher_of
 from .rewards import Reward
 from .scorer import Scorer
 from .sources import Source, open_source, refuse_sharing
+from .update import Update
 
 _HISTORY = 100  # updates kept in memory
 _log = logging.getLogger("multidds")
 
 # {name: does v sum the dev gradients themselves, or their directions?}
 _STABILIZED = {"multidds": False, "multidds-s": True, "moving-average": False}
-
-
-@dataclass(frozen=True)
-class Update:
-    """One change of the mixture, or why there was none."""
-
-    step: int  # the optimizer step after which it came
-    mixture: dict[str, float]  # after the update
-    rewards: dict[str, float]
-    dev_losses: dict[str, float]  # of the probe, for the dev sets that were probed
-    train_losses: dict[str, float]  # of the probe, for the datasets that were probed
-    weights: dict[str, float]  # of the dev sets: the priority
-    alignment: Alignment | None  # the table, if it was asked for
-    seconds: float
-    skipped: str | None = None  # why the mixture did not move
-    notes: tuple[str, ...] = ()  # zero gradients, rewards that sum to 0 or less
 
 
 class Balancer:

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import RemoveColumnsCollator
 
-from .balancer import Balancer, Update
+from .balancer import Balancer
 from .checks import check_whole, listed
 from .mixed_dataset import MixedDataset, Stream, is_stateful, is_stream
 from .priorities import Priority
@@ -195,22 +195,10 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._dataset.follow(self._dataset.position + self._lag)
         if update is not None:
             due = control.should_log  # which logging sets back, though the Trainer's own log is still to come
-            self._trainer.log(self._logs(update))
+            self._trainer.log(update.scalars(passes=self._dataset.passes, examples=self._dataset.examples))
             control.should_log = due
             if update.skipped:
                 _log.warning("BalanceCallback: step %d: no update, because %s.", update.step, update.skipped)
-
-    def _logs(self, update: Update) -> dict[str, float]:
-        groups = {
-            "mixture": update.mixture,
-            "reward": update.rewards,
-            "train_loss": update.train_losses,
-            "dev_loss": update.dev_losses,
-            "dev_weight": update.weights,
-            "passes": self._dataset.passes,
-            "examples": {name: float(count) for name, count in self._dataset.examples.items()},
-        }
-        return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
 
     def on_evaluate(
         self,

@@ -22,7 +22,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
-from .balancer import Balancer, Update
+from .balancer import Balancer
 from .checks import check_names, check_whole
 from .mixture import Mixture, check_mixture
 from .probing import Loss
@@ -30,6 +30,7 @@ from .randomness import derive
 from .replicas import Replicas
 from .sampling import MixtureSampler
 from .sources import batches_of
+from .update import Update
 
 _SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy"}
 _REFUSED = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}  # subclasses of those, but not alike
@@ -341,14 +342,7 @@ class BalanceCallback(Callback):
         assert self._loader is not None
         if update.skipped is not None and trainer.is_global_zero:
             _log.warning("BalanceCallback: the mixture did not move at step %d: %s.", update.step, update.skipped)
-        values = {
-            "mixture": update.mixture,
-            "reward": update.rewards,
-            "train_loss": update.train_losses,
-            "dev_loss": update.dev_losses,
-            "passes": self._loader.passes,
-        }
-        metrics = {f"{what}/{name}": value for what, by_name in values.items() for name, value in by_name.items()}
+        metrics = update.scalars(passes=self._loader.passes)
         for logger in trainer.loggers:  # the step by which Lightning logs what training_step says of this batch
             logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in metrics.items()})

@@ -1,14 +1,14 @@
 import tomllib
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multidds.nmt.config import Config, changed_keys, load_config, parse_config
 from multidds.nmt.errors import UserError
 
-RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 MINIMAL = """
 [data]
 folder = "prepared"
@@ -31,7 +31,7 @@ def test_every_recipe_is_valid(path):
 
 def test_every_key_stands_with_a_comment_in_a_recipe():
     """The recipes are the manual."""
-    text = (Path(__file__).parent.parent / "recipes" / "ted-related-m2o.toml").read_text(encoding="utf-8")
+    text = (ROOT / "recipes" / "ted-related-m2o.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     for section, field in Config.model_fields.items():
         for key in field.annotation.model_fields:

@@ -1,6 +1,6 @@
 """Run folders written by hand, for reports: as many datasets, methods and seeds as a test wants, in no time.
 
-test_nmt_report.py holds their records against those of a real run, so that they cannot drift apart.
+nmt/test_report.py holds their records against those of a real run, so that they cannot drift apart.
 """
 
 import json

@@ -1,0 +1,37 @@
+"""What one update found and did, and its one flattening into named numbers for logs, records and pages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .alignment import Alignment
+
+
+@dataclass(frozen=True)
+class Update:
+    """One change of the mixture, or why there was none."""
+
+    step: int  # the optimizer step after which it came
+    mixture: dict[str, float]  # after the update
+    rewards: dict[str, float]
+    dev_losses: dict[str, float]  # of the probe, for the dev sets that were probed
+    train_losses: dict[str, float]  # of the probe, for the datasets that were probed
+    weights: dict[str, float]  # of the dev sets: the priority
+    alignment: Alignment | None  # the table, if it was asked for
+    seconds: float
+    skipped: str | None = None  # why the mixture did not move
+    notes: tuple[str, ...] = ()  # zero gradients, rewards that sum to 0 or less
+
+    def scalars(self, **more: Mapping[str, float]) -> dict[str, float]:
+        """{"mixture/az": 0.1, "reward/az": 0.3, ...}: what every logger, record and page calls these numbers.
+
+        more: further groups that a caller knows, such as passes={"az": 1.5}, which become "passes/az".
+        """
+        groups: dict[str, Mapping[str, float]] = {
+            "mixture": self.mixture,
+            "reward": self.rewards,
+            "train_loss": self.train_losses,
+            "dev_loss": self.dev_losses,
+            "dev_weight": self.weights,
+            **more,
+        }
+        return {f"{group}/{name}": float(value) for group, values in groups.items() for name, value in values.items()}
