@@ -133,7 +133,8 @@ def test_every_link_to_a_file_leads_somewhere(page):
 
 def test_every_test_that_the_docs_name_exists():
     for page in PAGES:
-        for file, name in re.findall(r"((?:(?:nmt|integrations)/)?test_\w+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        for file, name in re.findall(r"((?:(?:nmt|integrations)/)?test_\w+\.py)(?:::(\w+))?", text):
             source = (ROOT / "tests" / file).read_text(encoding="utf-8")
             assert not name or f"def {name}(" in source, f"{page.name}: {file}::{name}"
 
