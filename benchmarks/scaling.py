@@ -21,7 +21,8 @@ from living_memory import LivingMemory
 from torch import nn
 
 from multidds import Balancer, Mixture, Scorer
-from multidds.probing import Prober, dot, norm
+from multidds.gradients import dot, norm
+from multidds.probing import Prober
 from multidds.sketch import Sketcher
 
 LENGTH = 64

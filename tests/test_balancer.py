@@ -124,10 +124,10 @@ def test_a_non_finite_gradient_in_training_does_not_poison_a_moving_average():
     balancer = balancer_of(train, None, model, reward="moving-average")
     loss(model, train["a"][0]).backward()
     balancer.observe("a")
-    before = [t.clone() for t in balancer.state_dict()["averages"]["averages"]["a"].values()]
+    before = [t.clone() for t in balancer.state_dict()["tensors"].values()]
     model[0].bias.grad[1] = math.nan
     balancer.observe("a")
-    after = balancer.state_dict()["averages"]["averages"]["a"].values()
+    after = balancer.state_dict()["tensors"].values()
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
     model.zero_grad()
     assert balancer.step().skipped is None
@@ -144,7 +144,7 @@ def test_a_moving_average_is_the_weighted_mean_of_the_gradients():
         balancer.observe("a")
     weights = torch.tensor([0.8 ** (4 - j) for j in range(5)], dtype=torch.float64)
     expected = (weights[:, None] * torch.stack(gradients)).sum(0) / weights.sum()
-    got = torch.cat([t.reshape(-1) for t in balancer.state_dict()["averages"]["averages"]["a"].values()])
+    got = torch.cat([t.reshape(-1) for t in balancer.state_dict()["tensors"].values()])
     assert torch.allclose(got, expected, atol=1e-14)
 
 
@@ -558,8 +558,7 @@ def test_a_state_fits_whatever_order_the_datasets_are_given_in():
 def test_a_refused_state_changes_nothing(change):
     _, balancer = fresh("list")
     if "scorer" in change:
-        other = change["scorer"]()
-        other.start([0.1, 0.3, 0.6])
+        other = change["scorer"]().started([0.1, 0.3, 0.6])
         change = {"scorer": other.state_dict()}
     before = json.dumps(balancer.state_dict())
     model, trained = fresh("list")

@@ -22,16 +22,20 @@ MAY_IMPORT = {
     "replicas": set(),
     "rewards": {"alignment"},
     "update": {"alignment"},
+    "gradients": set(),
     "sources": {"randomness"},
     "sampling": {"checks", "mixture", "randomness", "sources"},
     "mixed_dataset": {"checks", "mixture", "randomness", "sampling"},
-    "probing": {"alignment", "checks", "randomness", "replicas", "sketch"},
-    "averages": {"probing"},
-    "metric": {"probing"},
+    "sweep": {"gradients"},
+    "table": {"alignment", "gradients", "sketch", "sweep"},
+    "probing": {"alignment", "checks", "gradients", "randomness", "replicas", "sweep", "table"},
+    "averages": {"gradients"},
+    "metric": {"gradients", "probing"},
     "balancer": {
-        "checks",
         "alignment",
         "averages",
+        "checks",
+        "gradients",
         "metric",
         "mixture",
         "priorities",
@@ -39,6 +43,8 @@ MAY_IMPORT = {
         "rewards",
         "scorer",
         "sources",
+        "sweep",
+        "table",
         "update",
     },
     "lightning": {
@@ -80,6 +86,32 @@ def test_imports_point_one_way():
             if isinstance(node, ast.ImportFrom) and node.level == 1:
                 imported |= {node.module} if node.module else {alias.name for alias in node.names}
         assert imported <= MAY_IMPORT[name], f"{name} imports {imported - MAY_IMPORT[name]}"
+
+
+def private_names(tree):
+    """(attributes with an underscore that a file gives its own objects, those that it reads or writes on others)."""
+    own, used = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        if isinstance(node, ast.Attribute):
+            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (own if of_self else used).add(node.attr)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            used |= {alias.name for alias in node.names}
+
+    def private(names):
+        return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+    return private(own), private(used)
+
+
+def test_no_module_reaches_into_the_private_names_of_another():
+    found = {path: private_names(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES.rglob("*.py")}
+    for path, (own, used) in found.items():
+        others = set().union(*(names for other, (names, _) in found.items() if other != path))
+        reached = (used - own - {"_version"}) & others  # a tensor's own
+        assert not reached, f"{path.name} reaches for {sorted(reached)}"
 
 
 def test_one_file_imports_transformers():

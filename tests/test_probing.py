@@ -13,7 +13,7 @@ from toys import Everything, batch, batches, dataset, loss, mlp
 
 import multidds.randomness as randomness
 from multidds import Balancer, Mixture, batches_of, probe, rewards
-from multidds.probing import dot
+from multidds.gradients import dot
 
 NAMES = ("a", "b", "c")
 DEV = ("x", "y")

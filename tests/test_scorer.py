@@ -14,9 +14,7 @@ PRIORS = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8).map(lambda ws: [
 
 
 def started(prior, **kwargs):
-    scorer = Scorer(**kwargs)
-    scorer.start(prior)
-    return scorer
+    return Scorer(**kwargs).started(prior)
 
 
 @given(PRIORS, st.integers(0, 2**31), st.sampled_from(["sum", "policy"]))
@@ -40,7 +38,7 @@ def test_the_gradient_is_that_of_autograd(prior, seed):
         (expected,) = torch.autograd.grad(objective, psi)
         scorer = started(prior, lr=1.0, rule=rule, floor=0)
         scorer.step(reward.tolist())
-        assert torch.allclose(scorer.logits - psi.detach(), expected, atol=1e-12)
+        assert torch.allclose(scorer.values - psi.detach(), expected, atol=1e-12)
 
 
 def test_constant_positive_rewards_lead_to_rewards_over_their_sum():
@@ -89,25 +87,22 @@ def test_with_a_negative_sum_of_rewards_the_start_decides_which_dataset_wins():
 
 
 def test_the_authors_setting_moves_a_logit_by_at_most_two_hundredths_and_nearly_that():
-    scorer = started([0.5, 0.3, 0.2])
-    authors = Scorer.authors()
-    authors.start([0.5, 0.3, 0.2])
-    before = authors.logits.clone()
+    authors = Scorer.authors().started([0.5, 0.3, 0.2])
+    before = authors.values.clone()
     authors.step([0.9, 0.1, 0.1])
-    moved = (authors.logits - before).abs()
+    moved = (authors.values - before).abs()
     assert moved.max() <= 0.02 + 1e-9
     assert moved.min() > 0.0195
-    assert (authors.inner_steps, authors.floor, scorer.inner_steps) == (200, 0.0, 1)
+    assert (Scorer.authors().inner_steps, Scorer.authors().floor, Scorer().inner_steps) == (200, 0.0, 1)
 
 
 def test_the_authors_setting_is_nearly_a_sign_rule():
     moves = []
     for size in (1.0, 0.01):
-        scorer = Scorer.authors()
-        scorer.start([0.25, 0.25, 0.25, 0.25])
-        before = scorer.logits.clone()
+        scorer = Scorer.authors().started([0.25, 0.25, 0.25, 0.25])
+        before = scorer.values.clone()
         scorer.step([0.4 * size, 0.1 * size, 0.1 * size, 0.1 * size])
-        moves.append(scorer.logits - before)
+        moves.append(scorer.values - before)
     assert torch.allclose(moves[0], moves[1], atol=1e-3)
 
 
@@ -118,7 +113,7 @@ def test_no_probability_falls_below_the_floor_and_the_logits_are_the_log_of_the_
         p = scorer.step(rewards[: len(prior)])
         assert min(p) >= floor * min(prior) * (1 - 1e-12)
         assert math.fsum(p) == pytest.approx(1, abs=1e-12)
-        assert scorer.logits.tolist() == torch.tensor(p, dtype=torch.float64).log().tolist()
+        assert scorer.values.tolist() == torch.tensor(p, dtype=torch.float64).log().tolist()
 
 
 def test_raising_to_the_floor_rescales_only_the_others_and_again_where_they_fall_below():
@@ -167,6 +162,17 @@ def test_the_state_of_another_optimizer_or_number_of_datasets_is_refused():
         started([0.5, 0.25, 0.25], optimizer=torch.optim.Adam).load_state_dict(state)
 
 
+def test_a_scorer_is_settings_that_can_be_shared_compared_and_printed():
+    shared = Scorer(lr=0.3)
+    one, other = shared.started([0.5, 0.5]), shared.started([0.9, 0.1])
+    one.step([1.0, 0.0])
+    assert other.values.exp().tolist() == pytest.approx([0.9, 0.1])
+    assert shared == Scorer(lr=0.3)
+    assert "lr=0.3" in repr(shared)
+    with pytest.raises(AttributeError):
+        shared.lr = 1.0
+
+
 def test_an_optimizer_that_is_none_is_refused():
     with pytest.raises(
         TypeError, match="optimizer must be a torch optimizer class, such as torch.optim.SGD, got 'adam'"
@@ -183,8 +189,6 @@ def test_an_optimizer_that_is_none_is_refused():
         (lambda: Scorer(rule="max"), "rule must be 'sum' or 'policy', but it is 'max'"),
         (lambda: Scorer(floor=-0.1), "floor must be a share of the smallest prior"),
         (lambda: started([0.5, 0.5], floor=1.0), "it must be below 0.5"),
-        (lambda: started([0.5, 0.5]).start([0.5, 0.5]), "belongs to another balancer already"),
-        (lambda: Scorer().step([1.0]), "no logits before a balancer starts it"),
     ],
 )
 def test_a_bad_scorer_is_refused(make, message):

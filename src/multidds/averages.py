@@ -1,18 +1,18 @@
 """Moving averages of the gradients of n datasets, as DDS kept them: n gradients of memory (appendix A.1)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .probing import Gradient
+from .gradients import Gradient
 
 
 class MovingAverages:
     """The mean of a dataset's gradients with weights 1, decay, decay^2, ... from the newest back."""
 
-    def __init__(self, names: Sequence[str], params: Mapping[str, Tensor], decay: float) -> None:
+    def __init__(self, params: Mapping[str, Tensor], decay: float) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"Balancer: decay must be at least 0 and below 1, but it is {decay}.")
         self._params, self._decay = dict(params), decay
@@ -53,22 +53,27 @@ class MovingAverages:
             average.lerp_(torch.where(finite.to(average.device), value, average), share.to(average))
 
     def state_dict(self) -> dict[str, Any]:
+        """The plain values; `tensors` are the rest."""
         return {
             "observed": sorted(self._observed),
-            "counts": {name: int(count) for name, count in self._counts.items()},
-            "averages": {
-                name: {key: t.clone() for key, t in zip(self._params, tensors, strict=True)}
-                for name, tensors in self._averages.items()
-            },
+            "counts": {name: int(self._counts[name]) for name in sorted(self._counts)},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        averages = {}
-        for name, tensors in state["averages"].items():
-            if list(tensors) != list(self._params):
-                raise ValueError(f"Balancer: the moving average of {name!r} is of other parameters.")
+    def tensors(self) -> dict[str, Tensor]:
+        """{"average.3.PARAMETER": copy}, where 3 is the place of the dataset among the sorted names of the counts."""
+        return {
+            f"average.{place}.{key}": average.clone()
+            for place, name in enumerate(sorted(self._averages))
+            for key, average in zip(self._params, self._averages[name], strict=True)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        averages, names = {}, sorted(state["counts"])
+        if set(tensors) != {f"average.{place}.{key}" for place in range(len(names)) for key in self._params}:
+            raise ValueError("Balancer: the moving averages of the state are of other parameters.")
+        for place, name in enumerate(names):
             averages[name] = [
-                tensors[key].to(p.device, torch.promote_types(p.dtype, torch.float32), copy=True)
+                tensors[f"average.{place}.{key}"].to(p.device, torch.promote_types(p.dtype, torch.float32), copy=True)
                 for key, p in self._params.items()
             ]
         self._averages, self._observed = averages, set(state["observed"])

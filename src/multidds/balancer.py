@@ -1,7 +1,7 @@
 """The balancer: Algorithm 1 of the paper, once every M steps of a training loop that stays the user's.
 
-It says when and in which order; gradients are `probing`, weights of dev sets `priorities`, logits `scorer`.
-`Balancer.update` is the algorithm, read top to bottom.
+It says when and in which order; gradients are `probing`, the walk over them `sweep`, weights of dev sets `priorities`,
+logits `scorer`. `Balancer._update` is the algorithm, read top to bottom.
 """
 
 import logging
@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,15 @@ from . import priorities
 from .alignment import Alignment
 from .averages import MovingAverages
 from .checks import check_names, check_step_ahead, check_whole
+from .gradients import Gradient, norm
 from .metric import AdamMetric
 from .mixture import Mixture, check_mixture
-from .probing import Direction, Gradient, Loss, Prober, Table, norm, sketcher_of
+from .probing import Loss, Prober
 from .rewards import Reward
 from .scorer import Scorer
-from .sources import Source, open_source, refuse_sharing
+from .sources import ProbeSources
+from .sweep import Direction, Findings, Losses, Taken, sweep
+from .table import Table, sketcher_of
 from .update import Update
 
 _HISTORY = 100  # updates kept in memory
@@ -102,91 +106,86 @@ class Balancer:
         self._reward, self._batches, self._step_ahead, self._sketch = reward, batches, step_ahead, sketch
         self._sketcher = sketcher_of(sketch)
         self._dev_names = tuple(dev)
-        self._given = {"train": dict(train), "dev": dict(dev)}
-        refuse_sharing("Balancer", [*train.values(), *dev.values()])
-        self._sources = self._opened(seed)
+        self._sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
         self.priority = priority
         self._dev_losses: dict[str, float] | None = None
+        self._optimizer, self._decay = optimizer, decay
         self._metric = None if optimizer is None else AdamMetric(optimizer, self._prober)
-        self._averages = None
-        if reward == "moving-average":
-            params_by_name = dict(zip(self._prober.names, self._prober.params, strict=True))
-            self._averages = MovingAverages(mixture.names, params_by_name, decay)
+        self._averages = self._new_averages()
+        if self._averages is not None:
             size = _readable(len(mixture) * self._prober.vector_bytes)
             _log.warning("Balancer: reward 'moving-average' keeps %d gradients in memory (%s).", len(mixture), size)
-        self._scorer = scorer if scorer is not None else Scorer()
         self._order = sorted(mixture.names)  # of the logits: a state fits whatever order the datasets are given in
-        self._scorer.start([mixture[name] for name in self._order])
+        self._logits = (Scorer() if scorer is None else scorer).started([mixture[name] for name in self._order])
         self._steps = self._updates = 0
         self.history: deque[Update] = deque(maxlen=_HISTORY)  # the last updates, without their tables
 
     def step(self) -> Update | None:
-        """Count one optimizer step; after every `every`-th one, update the mixture and say how."""
+        """Count one optimizer step; after every `every`-th one, update the mixture and say how.
+
+        Where the update raises, the step is not counted: what is saved then makes the update after a resume.
+        """
+        update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
         self._steps += 1
-        return self.update() if self._steps % self.every == 0 else None
+        return update
 
     @property
-    def due(self) -> bool:
-        """Whether the next `step()` updates the mixture."""
-        return (self._steps + 1) % self.every == 0
+    def steps_until_update(self) -> int:
+        """How many more calls of `step()` there are up to the one that updates the mixture: 1 is the next."""
+        return self.every - self._steps % self.every
 
     @property
     def knows_the_parameters(self) -> bool:
         """False where some were replaced or unfrozen since its construction: the next update would be refused."""
         return self._prober.knows_the_parameters
 
-    def update(self) -> Update:
-        """One update now: probe, reward, scorer step (Algorithm 1, from "Estimate the effect" on)."""
-        began = time.perf_counter()
-        found = _Findings()
-        table = None
-        if self._sketch is not None:
-            table = Table(self._prober, self._sketcher, self._step_ahead is not None)
+    def meet_new_parameters(self) -> None:
+        """From now on probe the trainable parameters that the model has now, for models that unfreeze or replace some
+        while they train. Moving averages of other parameters are forgotten; all else is kept.
+        """
+        self._prober.meet_parameters()
+        self._metric = None if self._optimizer is None else AdamMetric(self._optimizer, self._prober)
+        self._averages = self._new_averages()
 
+    def update(self) -> Update:
+        """One update now, without counting a step."""
+        return self._update(self._steps)
+
+    def _update(self, step: int) -> Update:
+        """Probe, reward, move: Algorithm 1, from "Estimate the effect" on."""
+        began = time.perf_counter()
         with self._prober.invisible():
             self._check_replicas()
             dev_batches = self._dev_batches()
-            weights = self._weigh_dev_sets(dev_batches, found)
-            if self._step_ahead is None:  # d_k at the current parameters: the same for every dataset
-                direction, devs = self._look_at_dev_sets(dev_batches, weights, table, found)
-            for name in self.mixture:
-                t = self._train_gradient(name, found)
-                if self._step_ahead is not None:  # d_k one step ahead on this dataset
-                    found.check("gradient", "dataset", {name: norm(t)})
-                    with self._prober.moved(t, self._step_ahead):
-                        direction, devs = self._look_at_dev_sets(dev_batches, weights, table, found)
-                if self._metric is not None:
-                    t = self._metric.applied(t)
-                found.rewards[name], length = direction.reward(t)
-                found.check("gradient", "dataset", {name: length})
-                found.cancelled |= direction.length == 0
-                if table is not None:
-                    table.add(table.kept(t), devs)
-                del t  # forgotten before the next pass makes another
-                if self._step_ahead is not None:
-                    del direction, devs
-
-        alignment = None
-        if table is not None:
-            alignment = table.alignment(found.train_losses, found.dev_losses, self.mixture.names)
-        if callable(self._reward) and alignment is not None:
-            with self._prober.replicas.failing_together():
-                found.rewards = self._custom_rewards(self._reward, alignment, weights)
-        found.rewards = self._prober.replicas.gathered(found.rewards)[0]  # the same bits on every rank
-        found.check("reward", "dataset", found.rewards)
-        skipped = found.trouble() or self._move_mixture(found.rewards)
+            ranking = self._ranking(dev_batches)
+            weights = self._weights(ranking)
+            losses, findings = Losses(len(self.mixture) if self._step_ahead else 1), Findings(weights)
+            findings.check("loss", "dev set", ranking)
+            direction = None if callable(self._reward) else Direction(weights, _STABILIZED[self._reward])
+            table = None if self._sketch is None else self._new_table()
+            sweep(
+                self._dev_gradients(dev_batches, weights),
+                self._train_gradients(findings),
+                [each for each in (losses, findings, direction, table) if each is not None],
+                ahead=partial(self._prober.moved, step=self._step_ahead) if self._step_ahead else None,
+                metric=None if self._metric is None else self._metric.applied,
+            )
+        alignment = None if table is None else table.alignment(losses, self.mixture.names)
+        rewards = self._rewards(direction, alignment, weights)
+        findings.check("reward", "dataset", rewards)
+        skipped = findings.trouble() or self._move_mixture(rewards)
         self._updates += 1
         update = Update(
-            step=self._steps,
+            step=step,
             mixture=self.mixture.probabilities,
-            rewards=found.rewards,
-            dev_losses=found.dev_losses,
-            train_losses=found.train_losses,
+            rewards=rewards,
+            dev_losses=losses.of_dev,
+            train_losses=losses.of_train,
             weights=weights,
             alignment=alignment,
             seconds=time.perf_counter() - began,
             skipped=skipped,
-            notes=found.notes(self._scorer.rule),
+            notes=self._notes(findings, direction, rewards),
         )
         self.history.append(replace(update, alignment=None))
         return update
@@ -230,18 +229,21 @@ class Balancer:
         self._dev_losses = None if losses is None else {name: float(losses[name]) for name in self._dev_names}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next updates depend on, the mixture included; not the model, not the arguments."""
+        """Everything that the next updates depend on, the mixture included; not the model, not the arguments.
+
+        Tensors, if there are any, are under "tensors", flat; all the rest are plain values that survive JSON.
+        """
         return {
             "seed": self._seed,
             "steps": self._steps,
             "updates": self._updates,
             "mixture": self.mixture.state_dict(),
-            "scorer": self._scorer.state_dict(),
+            "scorer": self._logits.state_dict(),
             "priority": None if callable(self._priority) else self._priority,
             "dev_losses": self._dev_losses,
-            "train": {name: source.state_dict() for name, source in self._sources["train"].items()},
-            "dev": {name: source.state_dict() for name, source in self._sources["dev"].items()},
+            **self._sources.state_dict(),
             "averages": None if self._averages is None else self._averages.state_dict(),
+            "tensors": {} if self._averages is None else self._averages.tensors(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,29 +256,25 @@ class Balancer:
             raise ValueError("Balancer: the priority of the state was a function; give it at construction again.")
         if state["priority"] is not None:
             priorities.check(state["priority"], self._dev_names)
-        self._scorer.check_state(state["scorer"])
+        self._logits.check_state(state["scorer"])
         check_names("Balancer: state", self.mixture.names, Mixture(state["mixture"]["probabilities"]))
-        sources = self._opened(state["seed"])
-        for role, by_name in sources.items():
-            for name, source in by_name.items():
-                source.load_state_dict(state[role][name])
+        sources = self._sources.loaded(state, state["seed"])
         self.dev_losses = state["dev_losses"]
         if self._averages is not None:
-            self._averages.load_state_dict(state["averages"])
+            self._averages.load_state_dict(state["averages"], state["tensors"])
         # What can be refused has been by now.
         self._seed = self._prober.seed = state["seed"]
         self._sources = sources
-        self._scorer.load_state_dict(state["scorer"])
+        self._logits.load_state_dict(state["scorer"])
         self.mixture.load_state_dict(state["mixture"])
         self._steps, self._updates = int(state["steps"]), int(state["updates"])
         if state["priority"] is not None:
             self.priority = state["priority"]
 
-    def _opened(self, seed: int) -> dict[str, dict[str, Source]]:
-        return {
-            role: {name: open_source("Balancer", role, name, source, seed) for name, source in given.items()}
-            for role, given in self._given.items()
-        }
+    def _new_averages(self) -> MovingAverages | None:
+        if self._reward != "moving-average":
+            return None
+        return MovingAverages(dict(zip(self._prober.names, self._prober.params, strict=True)), self._decay)
 
     def _check_replicas(self) -> None:
         """Ranks that disagree would average gradients of different things, wait for each other, or drift apart."""
@@ -294,13 +292,8 @@ class Balancer:
                 raise ValueError(f"Balancer: the ranks have different {what}.")
 
     def _batches_of(self, role: str, name: str) -> Iterator[Any]:
-        """This replica's probe batches; together the replicas take what one process with more batches would."""
-        source, replicas = self._sources[role][name], self._prober.replicas
-        for j in range(replicas.size * self._batches):
-            if j // self._batches == replicas.rank:
-                yield source.draw((self._updates, j))
-            else:
-                source.skip()
+        replicas = self._prober.replicas
+        return self._sources.batches(role, name, self._updates, self._batches, replicas.rank, replicas.size)
 
     def _dev_batches(self) -> dict[str, Iterable[Any]]:
         """Drawn one dev set at a time, or kept where step-ahead or a ranking needs them more than once."""
@@ -313,52 +306,66 @@ class Balancer:
     def _ranks_by_probe(self) -> bool:
         return priorities.needs_losses(self._priority) and self._dev_losses is None
 
-    def _weigh_dev_sets(self, batches: Mapping[str, Iterable[Any]], found: "_Findings") -> dict[str, float]:
-        losses = self._dev_losses or dict.fromkeys(self._dev_names, 0.0)
-        if self._ranks_by_probe():
-            for name in self._dev_names:
-                losses[name] = self._prober.loss(("dev", name, self._updates), batches[name], self._batches)
-        found.check("loss", "dev set", losses)
+    def _ranking(self, batches: Mapping[str, Iterable[Any]]) -> dict[str, float]:
+        """The dev losses by which priorities rank: of the last validation, or of a forward pass where one is needed."""
+        if not self._ranks_by_probe():
+            return self._dev_losses or dict.fromkeys(self._dev_names, 0.0)
+        return {
+            name: self._prober.loss(("dev", name, self._updates), batches[name], self._batches)
+            for name in self._dev_names
+        }
+
+    def _weights(self, ranking: Mapping[str, float]) -> dict[str, float]:
+        finite = all(map(math.isfinite, ranking.values()))  # if not, the update is skipped
         with self._prober.replicas.failing_together():
-            weights = priorities.weights_of(self._priority if found.trouble() is None else "regular", losses)
+            weights = priorities.weights_of(self._priority if finite else "regular", ranking)
         weights = self._prober.replicas.gathered(weights)[0]
         return {name: weights[name] for name in self._dev_names}
 
-    def _look_at_dev_sets(
-        self,
-        batches: Mapping[str, Iterable[Any]],
-        weights: Mapping[str, float],
-        table: Table | None,
-        found: "_Findings",
-    ) -> tuple[Direction, list[Tensor]]:
-        """The direction that the dev sets want, and what the table keeps of each of their gradients."""
-        direction, kept = Direction(_STABILIZED.get(str(self._reward), False)), []
-        for name in self._dev_names:
-            if weights[name] == 0 and table is None:
-                continue
-            gradient, loss = self._prober.gradient(("dev", name, self._updates), batches[name], self._batches)
-            found.dev_loss(name, loss, 1 if self._step_ahead is None else len(self.mixture))
-            if weights[name] > 0:
-                found.check("gradient", "dev set", {name: direction.add(gradient, weights[name])})
-            if table is not None:
-                kept.append(table.kept(gradient))
-            del gradient
-        return direction, kept
+    def _dev_gradients(self, batches: Mapping[str, Iterable[Any]], weights: Mapping[str, float]) -> dict[str, Taken]:
+        """Of the dev sets that count; a table is asked for to see all."""
+        return {
+            name: partial(self._prober.gradient, ("dev", name, self._updates), batches[name], self._batches)
+            for name in self._dev_names
+            if weights[name] or self._sketch is not None
+        }
 
-    def _train_gradient(self, name: str, found: "_Findings") -> Gradient:
-        if self._averages is not None and self._averages.observed(name):
-            return self._averages[name]
-        key = ("train", name, self._updates)
-        gradient, found.train_losses[name] = self._prober.gradient(key, self._batches_of("train", name), self._batches)
-        if self._averages is not None:
-            found.check("gradient", "dataset", {name: norm(gradient)})  # the average leaves a non-finite one out
-            self._averages.add(name, gradient)
-            return self._averages[name]
-        return gradient
+    def _train_gradients(self, findings: Findings) -> dict[str, Taken]:
+        def probed(name: str) -> tuple[Gradient, float]:
+            key = ("train", name, self._updates)
+            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._batches)
+            if self._step_ahead or self._averages:  # before the dev sets see it, or an average leaves it out
+                findings.check("gradient", "dataset", {name: norm(gradient)})
+            return gradient, loss
 
-    def _custom_rewards(self, reward: Reward, alignment: Alignment, weights: Mapping[str, float]) -> dict[str, float]:
+        def averaged(name: str, averages: MovingAverages) -> tuple[Gradient, float | None]:
+            if averages.observed(name):
+                return averages[name], None
+            gradient, loss = probed(name)
+            averages.add(name, gradient)
+            return averages[name], loss
+
+        if self._averages is None:
+            return {name: partial(probed, name) for name in self.mixture}
+        return {name: partial(averaged, name, self._averages) for name in self.mixture}
+
+    def _new_table(self) -> Table:
+        return Table(self._prober.params, self._prober.names, self._sketcher, self._step_ahead is not None)
+
+    def _rewards(
+        self, direction: Direction | None, alignment: Alignment | None, weights: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The same bits on every rank."""
+        with self._prober.replicas.failing_together():
+            rewards = self._custom_rewards(alignment, weights) if direction is None else direction.rewards
+        gathered: list[dict[str, float]] = self._prober.replicas.gathered(rewards)
+        return gathered[0]
+
+    def _custom_rewards(self, alignment: Alignment | None, weights: Mapping[str, float]) -> dict[str, float]:
+        assert callable(self._reward)
+        assert alignment is not None
         given = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
-        values = reward(alignment, given)
+        values = self._reward(alignment, given)
         if not isinstance(values, Tensor):
             raise TypeError(f"Balancer: the reward function must return a tensor, got {type(values).__name__}.")
         if values.shape != (len(self.mixture),):
@@ -369,53 +376,18 @@ class Balancer:
         return dict(zip(self.mixture.names, values.tolist(), strict=True))
 
     def _move_mixture(self, rewards: Mapping[str, float]) -> str | None:
-        """The scorer step; returns why the mixture did not move, if it did not."""
-        probabilities = self._scorer.step([rewards[name] for name in self._order])
+        """The step of the rule; returns why the mixture did not move, if it did not."""
+        probabilities = self._logits.step([rewards[name] for name in self._order])
         if probabilities is None:
             return "the scorer step did not give finite probabilities"
         self.mixture.move(dict(zip(self._order, probabilities, strict=True)))
         return None
 
-
-class _Findings:
-    """What the probes of one update showed."""
-
-    def __init__(self) -> None:
-        self.rewards: dict[str, float] = {}
-        self.train_losses: dict[str, float] = {}
-        self.dev_losses: dict[str, float] = {}
-        self.cancelled = False  # the weighted dev gradients sum to zero
-        self._zero: list[str] = []
-        self._not_finite: list[str] = []
-
-    def dev_loss(self, name: str, loss: float, looks: int) -> None:
-        """With step-ahead there are many looks at a dev set; its loss is their mean."""
-        self.dev_losses[name] = self.dev_losses.get(name, 0.0) + loss / looks
-
-    def check(self, what: str, kind: str, values: Mapping[str, float]) -> None:
-        """Remember which losses, norms of gradients or rewards are not finite, and which gradients are zero."""
-        for name, value in values.items():
-            if not math.isfinite(value):
-                self._not_finite.append(f"the {what} of {kind} {name!r}")
-            elif value == 0 and what == "gradient":
-                self._zero.append(f"the gradient of {kind} {name!r}")
-
-    def trouble(self) -> str | None:
-        """Why the mixture must not move."""
-        if not self._not_finite:
-            return None
-        self._not_finite = list(dict.fromkeys(self._not_finite))
-        more = len(self._not_finite) - 1
-        return f"{self._not_finite[0]} is not finite" + (f" (and {more} more like it)" if more else "")
-
-    def notes(self, rule: str) -> tuple[str, ...]:
-        notes = [f"{what} is zero: its cosine counts as 0" for what in dict.fromkeys(self._zero)]
-        if self.cancelled:
+    def _notes(self, findings: Findings, direction: Direction | None, rewards: Mapping[str, float]) -> tuple[str, ...]:
+        notes = [f"{what} is zero: its cosine counts as 0" for what in dict.fromkeys(findings.zero)]
+        if direction is not None and direction.cancelled:
             notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
-        total = sum(self.rewards.values())
-        if rule == "sum" and total <= 0:
-            notes.append(f"the rewards sum to {total:.3g}, not above 0: there is no stable fixed point")
-        return tuple(notes)
+        return (*notes, *self._logits.notes(list(rewards.values())))
 
 
 def _readable(size: float) -> str:

@@ -108,7 +108,6 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 for name, d in sets.items()
             }
 
-        options = {**self._options, "scorer": copy.deepcopy(self._options.get("scorer")), "priority": priority}
         train, dev = sources(self._dataset.datasets), sources(self._dev)
         # The bare model, not trainer.model_wrapped: probes run eagerly, and average over processes themselves.
         return Balancer(
@@ -118,7 +117,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             train=train,
             dev=dev,
             every=self._every,
-            **options,
+            priority=priority,
+            **self._options,
         )
 
     def on_train_begin(
@@ -222,11 +222,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into trainer_state.json; `on_train_begin` reads it back."""
         attributes: dict[str, Any] = {"inexact": self._inexact, "dataset": self._dataset.state_dict()}
+        _check_json(attributes["dataset"].get("places", {}))
         if self._options.get("reward") != "moving-average":
             attributes["balancer"] = self.balancer.state_dict()
-        balancer = attributes.get("balancer", {"train": {}, "dev": {}})
-        for places in (attributes["dataset"].get("places", {}), balancer["train"], balancer["dev"]):
-            _check_json(places)
         return {"args": {}, "attributes": attributes}
 
 
@@ -234,7 +232,7 @@ class _StreamBatches:
     """Probe batches of a stream, by a reader of its own."""
 
     def __init__(self, name: str, stream: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
-        self._stream, self._batch_size, self._collate = Stream(name, stream), batch_size, collate
+        self._name, self._stream, self._batch_size, self._collate = name, Stream(name, stream), batch_size, collate
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -243,7 +241,9 @@ class _StreamBatches:
         return self._collate([next(self._stream) for _ in range(self._batch_size)])
 
     def state_dict(self) -> dict[str, Any]:
-        return self._stream.state_dict()
+        place = self._stream.state_dict()
+        _check_json({self._name: place})
+        return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._stream.load_state_dict(state)

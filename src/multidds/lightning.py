@@ -254,6 +254,7 @@ class BalanceCallback(Callback):
         unfinished = progress.ready - progress.processed  # type: ignore[attr-defined]
         return {
             "steps": self._steps,
+            "mixture": self.mixture.state_dict(),
             "balancer": self.balancer.state_dict(),
             "loader": self._loader.state_dict(unfinished),
             "random": Replicas(device).gathered(_random_states(device)),
@@ -264,7 +265,7 @@ class BalanceCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self._loaded is not None:  # the checkpoint left nothing to train
-            self.mixture.load_state_dict(self._loaded["balancer"]["mixture"])
+            self.mixture.load_state_dict(self._loaded["mixture"])
 
     def _own_loader(self, trainer: Trainer) -> MixedLoader:
         loader = trainer.train_dataloader
@@ -295,10 +296,6 @@ class BalanceCallback(Callback):
         def loss(module: LightningModule, batch: Any) -> Any:
             return _loss_of(module.trainer, module, batch, self._loss)  # the next fit may have another trainer
 
-        options = dict(self._options)
-        if options.get("scorer") is not None:
-            options["scorer"] = copy.copy(options["scorer"])  # a scorer belongs to one balancer; there may be another
-
         return Balancer(
             self.mixture,
             module,
@@ -306,37 +303,19 @@ class BalanceCallback(Callback):
             train={name: of_loader(name) for name in self.mixture} if self._train is None else sources(self._train),
             dev=sources(self._dev),
             every=self._every,
-            **options,
+            **self._options,
         )
 
     def _follow(self, trainer: Trainer) -> None:
         """Tell the balancer of every optimizer step that the trainer has made."""
         assert self.balancer is not None
         while self._steps < trainer.global_step:
-            if self.balancer.due:
-                self._meet_new_parameters(trainer.lightning_module)
-            try:
-                update = self.balancer.step()
-            except BaseException:  # Ctrl-C too: a checkpoint that is saved now resumes with this update
-                self.balancer._steps -= 1
-                raise
+            if self.balancer.steps_until_update == 1 and not self.balancer.knows_the_parameters:
+                self.balancer.meet_new_parameters()  # BackboneFinetuning and its like unfreeze some in the middle
+            update = self.balancer.step()
             self._steps += 1
             if update is not None:
                 self._report(trainer, update)
-
-    def _meet_new_parameters(self, module: LightningModule) -> None:
-        """BackboneFinetuning and its like unfreeze parameters in the middle; a balancer knows those of its start."""
-        before, loader = self.balancer, self._loader
-        assert before is not None
-        assert loader is not None
-        if before.knows_the_parameters:
-            return
-        state = before.state_dict()
-        self.balancer = self._made_balancer(module, loader)
-        self.balancer.priority = before.priority
-        state["averages"] = self.balancer.state_dict()["averages"]  # those of other parameters are of no use
-        self.balancer.load_state_dict(state)
-        self.balancer.history.extend(before.history)
 
     def _report(self, trainer: Trainer, update: Update) -> None:
         assert self._loader is not None

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .probing import Gradient, Prober
+from .gradients import Gradient
+from .probing import Prober
 
 
 class AdamMetric:

@@ -1,13 +1,12 @@
 """Gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state.
 
-`Prober` takes single gradients, `Direction` turns them into rewards with one parameter-sized vector, `Table`
-into an `Alignment`. What to probe when, and what to do with a reward, is the balancer's.
+`Prober` takes single gradients; `probe` takes all of them and returns the table. In which order they are taken is
+`sweep`'s, what to probe when, and what to do with a reward, the balancer's.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .alignment import Alignment
 from .checks import check_step_ahead
+from .gradients import Gradient, added, wide
 from .randomness import derive, preserved, seed_all
 from .replicas import Replicas
-from .sketch import Sketcher
+from .sweep import Losses, Taken, sweep
+from .table import Table, sketcher_of
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
-Gradient: TypeAlias = list[Tensor | None]  # one per parameter; None is zero
-_PIECE = 2**16  # elements summed in one go
 
 
 class Prober:
@@ -35,18 +34,20 @@ class Prober:
             raise ValueError(f"{owner}: mode must be 'train' or 'eval', but it is {mode!r}.")
         self.model, self._group = _unwrapped(model, owner)
         self._loss, self._mode, self.seed = loss, mode, seed
-        trainable = self._trainable()
-        if params is not None:
-            chosen = set(params)
+        self._chosen = None if params is None else set(params)
+        self._owner = owner
+        self.meet_parameters()
+
+    def meet_parameters(self) -> None:
+        """Take the trainable parameters, or those of them that were chosen, as they are now."""
+        trainable, chosen = self._trainable(), self._chosen
+        if chosen is not None:
             if chosen - set(self.model.parameters()):
-                raise ValueError(f"{owner}: params must be parameters of the model, but some are not.")
+                raise ValueError(f"{self._owner}: params must be parameters of the model, but some are not.")
             trainable = {p: name for p, name in trainable.items() if p in chosen}
         if not trainable:
-            raise ValueError(
-                f"{owner}: the model has no trainable parameters" + ("." if params is None else " in params.")
-            )
-        self._subset = params is not None
-        self._owner = owner
+            where = "." if chosen is None else " in params."
+            raise ValueError(f"{self._owner}: the model has no trainable parameters{where}")
         self.params, self.names = list(trainable), list(trainable.values())
         self._refuse_hooks()
         self.replicas = Replicas(self.params[0].device, self._group)
@@ -64,19 +65,19 @@ class Prober:
     def refuse_narrow_steps(self) -> None:
         """theta - eta t rounds back to theta where theta has eight bits."""
         for p, name in zip(self.params, self.names, strict=True):
-            if _wide(p.dtype) != p.dtype:
+            if wide(p.dtype) != p.dtype:
                 raise ValueError(f"{self._owner}: step_ahead is lost in rounding: the parameter {name!r} is {p.dtype}.")
 
     @property
     def vector_bytes(self) -> int:
         """The memory of one parameter-sized vector."""
-        return sum(p.numel() * _wide(p.dtype).itemsize for p in self.params)
+        return sum(p.numel() * wide(p.dtype).itemsize for p in self.params)
 
     @property
     def knows_the_parameters(self) -> bool:
         """False where some were replaced or unfrozen since its construction."""
         replaced = set(self.params) - set(self.model.parameters())
-        return not replaced and (self._subset or not set(self._trainable()) - set(self.params))
+        return not replaced and (self._chosen is not None or not set(self._trainable()) - set(self.params))
 
     @contextmanager
     def invisible(self) -> Iterator[None]:
@@ -114,21 +115,21 @@ class Prober:
 
         `key` is (role, name, number of the update): it seeds what is random in the forward pass.
         """
-        narrow = any(_wide(p.dtype) != p.dtype for p in self.params)
+        narrow = any(wide(p.dtype) != p.dtype for p in self.params)
         total, losses = None, []
         with self.replicas.failing_together():
             for j, batch in self._numbered(batches, count):
                 with self._seeded(key, j):
                     loss = self._checked_loss(key, batch)
                     # With `inputs` reentrant checkpointing does not work, so only where it is needed.
-                    torch.autograd.backward(loss / count, inputs=self.params if self._subset else None)
+                    torch.autograd.backward(loss / count, inputs=None if self._chosen is None else self.params)
                 losses.append(loss.detach())
                 if narrow and count * self.replicas.size > 1:  # float32 sums: .grad itself would round
-                    total = _added(total, self._taken())
+                    total = added(total, self._taken())
         gradient = total if total is not None else self._taken()
         if self.replicas.size > 1:
             gradient = [
-                torch.zeros_like(p, dtype=_wide(p.dtype)) if g is None else g.to(_wide(p.dtype))
+                torch.zeros_like(p, dtype=wide(p.dtype)) if g is None else g.to(wide(p.dtype))
                 for p, g in zip(self.params, gradient, strict=True)
             ]
             self.replicas.average(g for g in gradient if g is not None)
@@ -206,105 +207,6 @@ class Prober:
                 module._buffers[name] = buffer
 
 
-class Direction:
-    """The one vector v of which all rewards are inner products: sum_k w_k d_k, or of d_k / |d_k| if stabilized.
-
-    multidds:   R_i = <t_i, v> / (|t_i| |v|)        multidds-s: R_i = <t_i, v> / |t_i|
-    """
-
-    def __init__(self, stabilized: bool) -> None:
-        self._stabilized = stabilized
-        self._sum: Gradient | None = None
-        self._norm: float | None = None
-
-    def add(self, gradient: Gradient, weight: float) -> float:
-        """Add one dev set's gradient; returns its norm."""
-        length = norm(gradient)
-        scale = weight / (length or 1.0) if self._stabilized else weight
-        self._sum = _added(self._sum, gradient, scale)
-        return length
-
-    @property
-    def length(self) -> float:
-        """|v|, when all dev sets are in."""
-        assert self._sum is not None
-        if self._norm is None:
-            self._norm = norm(self._sum)
-        return self._norm
-
-    def reward(self, gradient: Gradient) -> tuple[float, float]:
-        """(reward, norm) of one dataset's gradient; the reward is 0 where the gradient or v is zero."""
-        assert self._sum is not None
-        length = norm(gradient)
-        if length == 0 or self.length == 0:
-            return 0.0, length
-        return dot(gradient, self._sum) / length / (1.0 if self._stabilized else self.length), length
-
-
-class Table:
-    """Collects the inner products of an `Alignment`, from whole gradients or from sketches of them.
-
-    Memory: K + 1 gradients exactly, or n + K sketches.
-    """
-
-    def __init__(self, prober: Prober, sketcher: Sketcher | None, step_ahead: bool) -> None:
-        self._prober, self._sketcher, self._step_ahead = prober, sketcher, step_ahead
-        self._dev_train: list[Tensor] = []  # [dev, 1] each, a column
-        self._dev_dev: list[Tensor] = []  # [dev, dev] each; one, or one per training dataset
-        self._train_norms: list[float] = []
-        self._waiting: tuple[list[Tensor], list[Tensor]] = ([], [])  # sketches: devs and trains, multiplied at the end
-
-    def kept(self, gradient: Gradient) -> Tensor:
-        """What is remembered of a gradient: one flat vector, whole or sketched."""
-        params = self._prober.params
-        device, dtype = params[0].device, _wide(params[0].dtype)
-        if self._sketcher is None:
-            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradient, strict=True)]
-            return torch.cat([g.reshape(-1).to(device=device, dtype=_wide(g.dtype)) for g in filled])
-        sketch = self._sketcher.new(dtype, device)
-        for name, g in zip(self._prober.names, gradient, strict=True):
-            if g is not None:
-                self._sketcher.add(sketch, name, g.to(device))
-        return sketch.cpu()
-
-    def add(self, train: Tensor, devs: list[Tensor]) -> None:
-        """One training dataset, and the dev gradients that belong to it."""
-        self._train_norms.append(norm([train]))
-        if self._sketcher is not None and not self._step_ahead:
-            self._waiting[0][:] = devs
-            self._waiting[1].append(train)
-            return
-        self._dev_train.append(self._products(devs, [train]))
-        if self._step_ahead or not self._dev_dev:
-            self._dev_dev.append(self._products(devs, devs))
-
-    def _products(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
-        if self._sketcher is None:  # without a second copy of whole gradients
-            table = [[dot([a], [b]) for b in columns] for a in rows]
-            return torch.tensor(table, dtype=torch.float64, device="cpu")
-        stacked = torch.stack(rows)
-        with torch.autocast("cpu", enabled=False):  # a few columns at a time: not a copy of all
-            parts = [stacked @ torch.stack(columns[i : i + 64]).T for i in range(0, len(columns), 64)]
-        return torch.cat(parts, dim=1).double()
-
-    def alignment(
-        self, train_losses: dict[str, float], dev_losses: dict[str, float], names: Sequence[str]
-    ) -> Alignment:
-        """`names`: the training datasets in the order in which they were added."""
-        devs, trains = self._waiting
-        if trains:
-            self._dev_train, self._dev_dev = [self._products(devs, trains)], [self._products(devs, devs)]
-        return Alignment(
-            train_names=tuple(names),
-            dev_names=tuple(dev_losses),
-            dev_train=torch.cat(self._dev_train, dim=1),
-            dev_dev=torch.stack(self._dev_dev) if self._step_ahead else self._dev_dev[0],
-            train_norms=torch.tensor(self._train_norms, dtype=torch.float64, device="cpu"),
-            train_losses=train_losses,
-            dev_losses=dev_losses,
-        )
-
-
 def probe(
     model: nn.Module,
     loss: Loss,
@@ -333,80 +235,16 @@ def probe(
         for name, batches in sets.items():
             if not isinstance(batches, Sequence) or not batches:
                 raise ValueError(f"probe: {role} {name!r} must be a list with at least one batch.")
-    table = Table(prober, sketcher_of(sketch), step_ahead is not None)
-    train_losses: dict[str, float] = {}
-    dev_losses = dict.fromkeys(dev_batches, 0.0)
+    table = Table(prober.params, prober.names, sketcher_of(sketch), step_ahead is not None)
+    losses = Losses(looks=1 if step_ahead is None else len(train_batches))
 
-    def look_at_dev() -> list[Tensor]:
-        kept = []
-        for name, batches in dev_batches.items():
-            gradient, value = prober.gradient(("dev", name, 0), batches, len(batches))
-            dev_losses[name] += value / (1 if step_ahead is None else len(train_batches))
-            kept.append(table.kept(gradient))
-            del gradient  # forgotten before the next pass makes another
-        return kept
+    def taken(role: str, sets: Mapping[str, Sequence[Any]]) -> dict[str, Taken]:
+        return {name: partial(prober.gradient, (role, name, 0), b, len(b)) for name, b in sets.items()}
 
     with prober.invisible():
-        if step_ahead is None:
-            devs = look_at_dev()
-        for name, batches in train_batches.items():
-            gradient, train_losses[name] = prober.gradient(("train", name, 0), batches, len(batches))
-            if step_ahead is not None:
-                with prober.moved(gradient, step_ahead):
-                    devs = look_at_dev()
-            table.add(table.kept(gradient), devs)
-            del gradient
-    return table.alignment(train_losses, dev_losses, list(train_batches))
-
-
-def sketcher_of(sketch: int | str | None) -> Sketcher | None:
-    """None: whole gradients."""
-    return None if sketch is None or sketch == "exact" else Sketcher(sketch)
-
-
-def dot(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
-    """The inner product, in float32 at least. In pieces: one float32 sum of millions is wrong in the third digit."""
-    parts: list[Tensor] = []
-    for x, y in zip(a, b, strict=True):  # a transformer has dozens of small parameters: few calls for each
-        if x is None or y is None:
-            continue
-        same = x is y
-        if not x.dtype == y.dtype == _wide(x.dtype):
-            dtype = _wide(torch.promote_types(x.dtype, y.dtype))
-            x, y = x.to(dtype), y.to(dtype)
-        x = x.reshape(-1)
-        y = x if same else y.reshape(-1)
-        if x.numel() <= _PIECE:
-            parts.append(torch.dot(x, y))
-        else:
-            pieces = torch.split(x, _PIECE)
-            parts += map(torch.dot, pieces, pieces if same else torch.split(y, _PIECE))
-    if not parts:
-        return 0.0
-    device = parts[0].device
-    if any(part.device != device for part in parts):
-        parts = [part.to(device) for part in parts]
-    values: list[float] = torch.stack(parts).tolist()  # one synchronisation
-    return sum(values)
-
-
-def norm(a: Sequence[Tensor | None]) -> float:
-    return math.sqrt(dot(a, a))
-
-
-def _added(total: Gradient | None, gradient: Gradient, scale: float = 1.0) -> Gradient:
-    """total + scale * gradient, in place where there is a total; float32 at least."""
-    if total is None:
-        total = [None] * len(gradient)
-    for i, g in enumerate(gradient):
-        if g is not None:
-            total[i] = g.to(_wide(g.dtype)) * scale if total[i] is None else total[i].add_(g, alpha=scale)  # type: ignore[union-attr]
-    return total
-
-
-@cache
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+        ahead = None if step_ahead is None else partial(prober.moved, step=step_ahead)
+        sweep(taken("dev", dev_batches), taken("train", train_batches), [losses, table], ahead=ahead)
+    return table.alignment(losses, list(train_batches))
 
 
 def _flags(model: nn.Module) -> list[tuple[nn.Module, bool]]:

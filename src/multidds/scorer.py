@@ -1,10 +1,12 @@
-"""The logits of the mixture and their update rule: the last lines of Algorithm 1.
+"""The paper's rule: rewards move the logits of the mixture, the last lines of Algorithm 1.
 
-P(i) = softmax(logits)_i. A step takes one reward per dataset and knows nothing of models or data.
+A `Scorer` is settings, which can be printed and shared; the `Logits` that it makes are the state, which a balancer
+owns. P(i) = softmax(logits)_i. A step takes one reward per dataset and knows nothing of models or data.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +15,12 @@ from torch import Tensor
 from .checks import check_whole
 
 
+@dataclass(frozen=True)
 class Scorer:
-    """Moves probabilities by rewards.
+    """How rewards move probabilities: settings only.
 
-    lr, optimizer: any torch optimizer class (or a function (params, lr=...) -> optimizer); its state is kept.
+    lr: the size of a step. Raise it where a training has few updates.
+    optimizer: any torch optimizer class, or a function (params, lr=...) -> optimizer; its state is kept.
     inner_steps: optimizer steps per update, on the same rewards.
     rule: "sum", the paper's sum_i R_i grad log P(i), whose fixed point is P = R / sum R; or "policy",
         sum_i P(i) R_i grad log P(i), the gradient of the expected reward.
@@ -24,53 +28,49 @@ class Scorer:
         that is never drawn cannot show that it has become useful, and negative rewards go to 0 without it.
     """
 
-    def __init__(
-        self,
-        lr: float = 0.2,
-        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-        inner_steps: int = 1,
-        rule: str = "sum",
-        floor: float = 0.1,
-    ) -> None:
-        if not (lr > 0 and math.isfinite(lr)):
-            raise ValueError(f"Scorer: lr must be positive and finite, but it is {lr}.")
-        if not callable(optimizer):
+    lr: float = 0.2
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    inner_steps: int = 1
+    rule: str = "sum"
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"Scorer: lr must be positive and finite, but it is {self.lr}.")
+        if not callable(self.optimizer):
             raise TypeError(
-                f"Scorer: optimizer must be a torch optimizer class, such as torch.optim.SGD, got {optimizer!r}."
+                f"Scorer: optimizer must be a torch optimizer class, such as torch.optim.SGD, got {self.optimizer!r}."
             )
-        check_whole("Scorer", inner_steps=inner_steps)
-        if rule not in ("sum", "policy"):
-            raise ValueError(f"Scorer: rule must be 'sum' or 'policy', but it is {rule!r}.")
-        if not (floor >= 0 and math.isfinite(floor)):
-            raise ValueError(f"Scorer: floor must be a share of the smallest prior, 0 or more, but it is {floor}.")
-        self.rule, self.floor, self.inner_steps = rule, floor, inner_steps
-        self._optimizer_class, self._lr = optimizer, lr
-        self._logits: Tensor | None = None
+        check_whole("Scorer", inner_steps=self.inner_steps)
+        if self.rule not in ("sum", "policy"):
+            raise ValueError(f"Scorer: rule must be 'sum' or 'policy', but it is {self.rule!r}.")
+        if not (self.floor >= 0 and math.isfinite(self.floor)):
+            raise ValueError(f"Scorer: floor must be a share of the smallest prior, 0 or more, but it is {self.floor}.")
 
     @classmethod
     def authors(cls) -> "Scorer":
         """The setting of the authors' code: Adam with kept state, 200 small steps per update, no floor."""
         return cls(lr=1e-4, optimizer=torch.optim.Adam, inner_steps=200, floor=0.0)
 
-    def start(self, prior: Sequence[float]) -> None:
-        """Set the logits to the log of the prior. Once, by the balancer that this scorer then belongs to."""
-        if self._logits is not None:
-            raise ValueError("Scorer: it belongs to another balancer already; make one for each.")
-        self._smallest = self.floor * min(prior)
-        if self.floor and self._smallest >= 1 / len(prior):
+    def started(self, prior: Sequence[float]) -> "Logits":
+        """The state of one learned mixture, at the log of the prior."""
+        return Logits(self, prior)
+
+
+class Logits:
+    """The logits of one mixture (the paper's psi), and the state of the optimizer that moves them."""
+
+    def __init__(self, settings: Scorer, prior: Sequence[float]) -> None:
+        self._settings = settings
+        self._smallest = settings.floor * min(prior)
+        if settings.floor and self._smallest >= 1 / len(prior):
             raise ValueError(
-                f"Scorer: the floor {self.floor} of the smallest prior {min(prior):g} is {self._smallest:g}, "
+                f"Scorer: the floor {settings.floor} of the smallest prior {min(prior):g} is {self._smallest:g}, "
                 f"which {len(prior)} datasets cannot all have; it must be below {1 / len(prior):g}."
             )
         with torch.inference_mode(False):
-            self._logits = torch.tensor(prior, dtype=torch.float64, device="cpu").log()
-            self._optimizer = self._optimizer_class([self._logits], lr=self._lr)
-
-    @property
-    def logits(self) -> Tensor:
-        if self._logits is None:
-            raise ValueError("Scorer: it has no logits before a balancer starts it.")
-        return self._logits
+            self.values = torch.tensor(prior, dtype=torch.float64, device="cpu").log()
+            self._optimizer = settings.optimizer([self.values], lr=settings.lr)
 
     def step(self, rewards: Sequence[float]) -> list[float] | None:
         """One update. The new probabilities, or None, with nothing changed, if they would not be finite."""
@@ -79,31 +79,36 @@ class Scorer:
 
     def _step(self, reward: Tensor) -> list[float] | None:
         before = self.state_dict()
-        for _ in range(self.inner_steps):
-            p = self.logits.softmax(0)
-            if self.rule == "sum":  # minus the gradient of sum_i R_i log P(i)
-                self.logits.grad = p * reward.sum() - reward
+        for _ in range(self._settings.inner_steps):
+            p = self.values.softmax(0)
+            if self._settings.rule == "sum":  # minus the gradient of sum_i R_i log P(i)
+                self.values.grad = p * reward.sum() - reward
             else:  # minus the gradient of sum_i P(i) R_i
-                self.logits.grad = p * ((p * reward).sum() - reward)
+                self.values.grad = p * ((p * reward).sum() - reward)
             self._optimizer.step()
-        self.logits.grad = None
-        p = self.logits.softmax(0)
+        self.values.grad = None
+        p = self.values.softmax(0)
         if not p.isfinite().all():
             self.load_state_dict(before)
             return None
-        if self.floor:
+        if self._settings.floor:
             p = raised_to(p, self._smallest)
-            self.logits.copy_(p.log())
+            self.values.copy_(p.log())
         return p.tolist()
+
+    def notes(self, rewards: Sequence[float]) -> tuple[str, ...]:
+        """What a reader of an update should know about its rewards under this rule."""
+        if self._settings.rule == "sum" and sum(rewards) <= 0:
+            return (f"the rewards sum to {sum(rewards):.3g}, not above 0: there is no stable fixed point",)
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts with string keys only, whatever the optimizer: it survives JSON."""
-        logits = self.logits
-        state = self._optimizer.state.get(logits, {})
+        state = self._optimizer.state.get(self.values, {})
         (group,) = self._optimizer.param_groups
         settings = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key != "params"}
         return {
-            "logits": logits.tolist(),
+            "logits": self.values.tolist(),
             "smallest": self._smallest,  # of the prior that there was at the start
             "optimizer": type(self._optimizer).__name__,
             "settings": settings,
@@ -115,21 +120,21 @@ class Scorer:
         own = type(self._optimizer).__name__
         if state["optimizer"] != own:
             raise ValueError(f"Scorer: the state is of the optimizer {state['optimizer']}, but this one has {own}.")
-        if len(state["logits"]) != len(self.logits):
-            raise ValueError(f"Scorer: the state has {len(state['logits'])} logits, but there are {len(self.logits)}.")
+        if len(state["logits"]) != len(self.values):
+            raise ValueError(f"Scorer: the state has {len(state['logits'])} logits, but there are {len(self.values)}.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
         self._smallest = float(state["smallest"])
         with torch.inference_mode(False), torch.no_grad():
-            self.logits.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))
+            self.values.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))
         # Not by the optimizer's own load_state_dict: it would cast every tensor to the type of the logits.
         (group,) = self._optimizer.param_groups
         for key, value in state["settings"].items():
             group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
         self._optimizer.state.clear()
         if state["state"]:
-            self._optimizer.state[self.logits] = {
+            self._optimizer.state[self.values] = {
                 key: _unpacked(value) if isinstance(value, Mapping) else value for key, value in state["state"].items()
             }
 

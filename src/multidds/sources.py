@@ -55,6 +55,41 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     return _Loop(label, key, source)
 
 
+class ProbeSources:
+    """The sources of all probe batches of a balancer: {role: {name: source}}, and which of them a replica takes."""
+
+    def __init__(self, owner: str, given: Mapping[str, Mapping[str, Any]], seed: int) -> None:
+        refuse_sharing(owner, [source for by_name in given.values() for source in by_name.values()])
+        self._owner, self._given = owner, {role: dict(by_name) for role, by_name in given.items()}
+        self._opened = {
+            role: {name: open_source(owner, role, name, source, seed) for name, source in by_name.items()}
+            for role, by_name in self._given.items()
+        }
+
+    def batches(self, role: str, name: str, update: int, count: int, rank: int, ranks: int) -> Iterator[Any]:
+        """This rank's `count` batches; together the ranks take what one process with more batches would."""
+        source = self._opened[role][name]
+        for j in range(ranks * count):
+            if j // count == rank:
+                yield source.draw((update, j))
+            else:
+                source.skip()
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        return {
+            role: {name: source.state_dict() for name, source in by_name.items()}
+            for role, by_name in self._opened.items()
+        }
+
+    def loaded(self, state: Mapping[str, Mapping[str, Any]], seed: int) -> "ProbeSources":
+        """The same sources at the places of a state; this object stays as it was where they do not fit."""
+        twin = ProbeSources(self._owner, self._given, seed)
+        for role, by_name in twin._opened.items():
+            for name, source in by_name.items():
+                source.load_state_dict(state[role][name])
+        return twin
+
+
 def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
     """An object that keeps its own place has only one: two names for it would move each other's."""
     seen = set()

@@ -277,8 +277,7 @@ class Run:
     def steps_until_update(self) -> int:
         if self.balancer is None:
             return self.config.train.pool
-        every = self.config.mixture.every
-        return every - self.progress.step % every
+        return self.balancer.steps_until_update
 
     def record_update(self, update: Update, show: Display) -> None:
         facts: dict[str, Any] = {
@@ -373,9 +372,8 @@ class Run:
         if self.device.type != "cpu":
             tensors["random.device"] = torch.get_device_module(self.device).get_rng_state(self.device)
         balancer = None if self.balancer is None else self.balancer.state_dict()
-        if balancer is not None and balancer["averages"] is not None:
-            for name, average in balancer["averages"].pop("averages").items():
-                tensors |= {f"average.{name}/{key}": tensor for key, tensor in average.items()}
+        if balancer is not None:
+            tensors |= {f"balancer.{key}": tensor for key, tensor in balancer.pop("tensors").items()}
         state = {
             "progress": asdict(self.progress),
             "mixture": self.mixture.state_dict(),
@@ -389,7 +387,7 @@ class Run:
 
     def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Returns how far the records are to be kept."""
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}, "average": {}}
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}, "balancer": {}}
         for name, tensor in tensors.items():
             kind, _, key = name.partition(".")
             parts[kind][key] = tensor
@@ -404,14 +402,7 @@ class Run:
             self.optimizer.state[by_name[name]][kind] = moved
         self.progress = Progress(**state["progress"])
         if state["balancer"] is not None and self.balancer is not None:
-            if state["balancer"]["averages"] is not None:
-                averages: dict[str, dict[str, Tensor]] = {}
-                for key, tensor in parts["average"].items():
-                    name, _, parameter = key.partition("/")
-                    averages.setdefault(name, {})[parameter] = tensor
-                ordered = {n: {p: a[p] for p in by_name if p in a} for n, a in averages.items()}
-                state["balancer"]["averages"]["averages"] = ordered
-            self.balancer.load_state_dict(state["balancer"])
+            self.balancer.load_state_dict({**state["balancer"], "tensors": parts["balancer"]})
         self.mixture.load_state_dict(state["mixture"])
         self.stream.load_state_dict(state["stream"])
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
