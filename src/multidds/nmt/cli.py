@@ -138,9 +138,13 @@ def train(
     with Terminal() if out.is_terminal else Plain() as show:
         at = start(config, run, show)
     if at.finished:
-        out.print(
-            f"Finished after {at.step} steps ({at.finished}); best dev loss {at.best:.4f} at step {at.best_step}."
+        from .validation import MEASURES
+
+        which = "last" if config.train.select == "last" else "best"
+        value = (
+            "" if at.best is None else f"; {which} {MEASURES[config.train.select]} {at.best:.4f} at step {at.best_step}"
         )
+        out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
         out.print(clean(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}"), markup=False, highlight=False)
     else:
         out.print(clean(f"Stopped and saved after step {at.step}. To go on: {again}"), markup=False, highlight=False)

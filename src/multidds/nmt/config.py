@@ -161,6 +161,10 @@ class Train(Section):
     compile: bool = False
     device: str = "auto"
     threads: Threads = 0
+    average: Count = 0
+    validate_every: Count = 0
+    select: Literal["loss", "accuracy", "soft-bleu", "translation", "last"] = "loss"
+    select_sentences: Positive = 100
     patience: Count = 0
     save_every: Positive = 1000
     keep: Positive = 2
@@ -172,6 +176,11 @@ class Train(Section):
         if self.tokens < self.batch_tokens:
             raise ValueError(
                 f"tokens (per step) must be at least batch_tokens, but they are {self.tokens} and {self.batch_tokens}"
+            )
+        if self.patience and self.select == "last":
+            raise ValueError(
+                f"patience = {self.patience} waits for a better model, but select = 'last' takes every model for "
+                "better; choose another select, or patience = 0"
             )
         return self
 
