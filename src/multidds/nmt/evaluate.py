@@ -16,6 +16,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from .config import read_run
 from .errors import UserError
+from .files import write_whole
 from .prepare import Prepared
 from .translate import Translator, export
 
@@ -40,8 +41,6 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
     translator = Translator(run, threads)
     pairs: dict[str, Any] = {}
     signatures: dict[str, str] = {}
-    for folder in ("hypotheses", "references"):
-        (run / folder).mkdir(exist_ok=True)
     for pair in config.data.pairs:
         say(f"translating {pair.name}")
         sources = prepared.test_lines(pair.name, "source")
@@ -49,7 +48,7 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
         hypotheses = list(translator.translate(sources, pair.source, pair.target, long_lines="split"))
         for folder, lines in (("hypotheses", hypotheses), ("references", references)):
             text = "".join(line + "\n" for line in lines)
-            (run / folder / f"{pair.name}.txt").write_text(text, encoding="utf-8", newline="\n")
+            write_whole(run / folder / f"{pair.name}.txt", text)
         pairs[pair.name] = {"sentences": len(references)}
         for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
             pairs[pair.name][key] = metric.corpus_score(hypotheses, [references]).score
@@ -57,9 +56,7 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
     averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
     scores = {"pairs": pairs, "average": averages, "signatures": signatures, "model": stamp, "settings": settings}
     scores |= {"data": facts["data"], "seed": config.train.seed}
-    partial = run / "scores.json.partial"
-    partial.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-    partial.replace(run / "scores.json")
+    write_whole(run / "scores.json", json.dumps(scores, indent=1) + "\n")
     return scores
 
 

@@ -30,6 +30,7 @@ import sentencepiece
 from .config import Config, Data, Pair
 from .corpora import count_lines, files_of, read_pairs, sha256
 from .errors import UserError
+from .files import whole_folder
 from .vocabulary import JOINT, SPECIALS, UNKNOWN, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 LAYOUT = 2  # of the prepared folder; grows when it changes
@@ -53,20 +54,13 @@ def prepare(config: Config, processes: int = 0, progress: Callable[[str, int, in
     manifest = _checked_manifest(folder)
     if manifest is not None and manifest["fingerprint"] == fingerprint and _complete(folder, manifest):
         return False
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(folder) as partial:
         manifest = _build(config, partial, processes, say)
         manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config), "inputs": inputs}
         manifest["files"] = {
             path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
         }
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
-        _swap(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return True
 
 
@@ -108,15 +102,6 @@ def _checked_manifest(folder: Path) -> dict[str, Any] | None:
 def _complete(folder: Path, manifest: dict[str, Any]) -> bool:
     paths = [(folder / name, facts["size"]) for name, facts in manifest["files"].items()]
     return all(path.exists() and path.stat().st_size == size for path, size in paths)
-
-
-def _swap(partial: Path, folder: Path) -> None:
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int, int], None]) -> dict[str, Any]:

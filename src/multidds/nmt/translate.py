@@ -19,6 +19,7 @@ import ctranslate2
 from . import checkpoints
 from .config import VOCABULARY, Config, read_run
 from .errors import UserError
+from .files import whole_folder
 from .vocabulary import SPECIALS, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
 
 EPSILON = 1e-6  # of the norms, as in model.py
@@ -38,21 +39,17 @@ def export(run: Path) -> Path:
         return folder
     tensors, state = checkpoints.read(best, framework="numpy")
     vocabulary = load_vocabulary(run / VOCABULARY)
-    partial = folder.with_name("export.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     spec = _spec(config, tensors)
     spec.register_source_vocabulary(vocabulary["source"])
     spec.register_target_vocabulary(vocabulary["target"])
     spec.validate()
     spec.optimize(quantization=None)
-    spec.save(str(partial))
-    for name in models_of(config):
-        shutil.copy(run / VOCABULARY / f"{name}.spm.model", partial)
-    (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
-    (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with whole_folder(folder) as partial:
+        spec.save(str(partial))
+        for name in models_of(config):
+            shutil.copy(run / VOCABULARY / f"{name}.spm.model", partial)
+        (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
+        (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
     return folder
 
 

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from ..errors import UserError
 from ..evaluate import compare
+from ..files import write_whole
 from . import tables
 from .figures import figures_of
 from .runs import find_runs, settings_of
@@ -58,14 +59,14 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
     runs = tables.list_of_runs(settings)
     for table in [*general, *(table for _, some, _ in per_setting for table in some), runs]:
         if table.rows:
-            _write(out / "tables" / f"{_file(table.key)}.csv", as_csv(table))
-            _write(out / "tables" / f"{_file(table.key)}.tex", as_latex(table))
+            write_whole(out / "tables" / f"{_file(table.key)}.csv", as_csv(table))
+            write_whole(out / "tables" / f"{_file(table.key)}.tex", as_latex(table))
     shown, size = {}, 0
     for figure in (figure for _, _, some in per_setting for figure in some if figure.canvas is not None):
         say(f"drawing {figure.title}")
         name = _file(figure.key)
-        _write(out / "figures" / f"{name}.svg", figure.svg)
-        _write(out / "figures" / f"{name}.pdf", figure.pdf())
+        write_whole(out / "figures" / f"{name}.svg", figure.svg)
+        write_whole(out / "figures" / f"{name}.pdf", figure.pdf())
         body = figure.inline()
         if size + len(body) < 0.85 * MAX_BYTES:
             shown[figure.key] = Markup(body)
@@ -76,7 +77,7 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
     page = template.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).render(
         summaries=summaries, general=general, per_setting=per_setting, runs=runs, shown=shown, file=_file
     )
-    _write(out / "report.html", page)
+    write_whole(out / "report.html", page)
     return Report(out / "report.html", summaries, compared)
 
 
@@ -115,10 +116,3 @@ def latex(text: str) -> str:
 def _file(key: str) -> str:
     """A key as the name of a file: setting names are free text."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", key).lstrip(".")
-
-
-def _write(path: Path, content: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-    partial.replace(path)
