@@ -373,7 +373,8 @@ class Run:
         balancer = None if self.balancer is None else self.balancer.state_dict()
         if balancer is not None and balancer["averages"] is not None:
             for name, average in balancer["averages"].pop("averages").items():
-                tensors |= {f"average.{name}/{key}": tensor for key, tensor in average.items()}
+                place = self.mixture.names.index(name)  # a name may be any text
+                tensors |= {f"average.{place}/{key}": tensor for key, tensor in average.items()}
         state = {
             "progress": asdict(self.progress),
             "mixture": self.mixture.state_dict(),
@@ -405,8 +406,8 @@ class Run:
             if state["balancer"]["averages"] is not None:
                 averages: dict[str, dict[str, Tensor]] = {}
                 for key, tensor in parts["average"].items():
-                    name, _, parameter = key.partition("/")
-                    averages.setdefault(name, {})[parameter] = tensor
+                    place, _, parameter = key.partition("/")
+                    averages.setdefault(self.mixture.names[int(place)], {})[parameter] = tensor
                 ordered = {n: {p: a[p] for p in by_name if p in a} for n, a in averages.items()}
                 state["balancer"]["averages"]["averages"] = ordered
             self.balancer.load_state_dict(state["balancer"])
