@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multidds import Balancer, Scorer, Update, rewards
+from multidds.randomness import random_states, set_random_states
+from multidds.replicas import ranks
 
 from . import checkpoints
 from .allocator import keep_freed_memory
@@ -118,8 +120,7 @@ class Run:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.folder = folder
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self.rank, self.world_size = ranks()
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.device = device_of(config)
@@ -408,9 +409,7 @@ class Run:
                 tensors[f"optimizer.{key}.{name}"] = tensor
         if self.averaged is not None:
             tensors |= {f"averaged.{name}": tensor for name, tensor in self.averaged.state_dict().items()}
-        tensors["random.cpu"] = torch.get_rng_state()
-        if self.device.type != "cpu":
-            tensors["random.device"] = torch.get_device_module(self.device).get_rng_state(self.device)
+        tensors |= {f"random.{name}": state for name, state in random_states(self.device).items()}
         balancer = None if self.balancer is None else self.balancer.state_dict()
         if balancer is not None:
             tensors |= {f"balancer.{key}": tensor for key, tensor in balancer.pop("tensors").items()}
@@ -450,9 +449,7 @@ class Run:
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
-        torch.set_rng_state(parts["random"]["cpu"])
-        if "device" in parts["random"] and self.device.type != "cpu":
-            torch.get_device_module(self.device).set_rng_state(parts["random"]["device"], self.device)
+        set_random_states(self.device, parts["random"])
         return int(state["records"])
 
     def _write_best(self) -> None:

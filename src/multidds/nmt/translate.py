@@ -19,7 +19,9 @@ import ctranslate2
 from . import checkpoints
 from .config import VOCABULARY, Config, read_run
 from .errors import UserError
-from .vocabulary import SPECIALS, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
+from .files import whole_folder
+from .names import printable
+from .vocabulary import SPECIALS, load_model, load_vocabulary, model_file, model_of, models_of, pieces_of, tag_of
 
 EPSILON = 1e-6  # of the norms, as in model.py
 _BATCH_TOKENS = 1024  # small enough that every core gets some
@@ -37,17 +39,13 @@ def export(run: Path) -> Path:
     if _read_stamp(folder) == stamp:
         return folder
     tensors, state = checkpoints.read(best, framework="numpy")
-    partial = folder.with_name("export.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    convert(config, weights, load_vocabulary(run / VOCABULARY), partial)
-    for name in models_of(config):
-        shutil.copy(run / VOCABULARY / f"{name}.spm.model", partial)
-    (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
-    (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with whole_folder(folder) as partial:
+        convert(config, weights, load_vocabulary(run / VOCABULARY), partial)
+        for name in models_of(config):
+            shutil.copy(run / VOCABULARY / model_file(name), partial)
+        (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
+        (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
     return folder
 
 
@@ -297,11 +295,12 @@ def _read_stamp(folder: Path) -> Any:
 def _readme(config: Config, name: str, state: dict[str, Any]) -> str:
     source, target = config.data.pairs[0].source, config.data.pairs[0].target
     several = len(config.data.targets) > 1
-    tag = f'["{tag_of(target)}"] + ' if several else ""
-    known = ", ".join(map(tag_of, config.data.targets))
+    tag = f"[{tag_of(target)!r}] + " if several else ""
+    known = printable(", ".join(map(tag_of, config.data.targets)))
+    pairs = printable(", ".join(config.data.names))
     return f"""# {name}
 
-A [CTranslate2](https://opennmt.net/CTranslate2/) model for {", ".join(config.data.names)}, from step {state["step"]} of
+A [CTranslate2](https://opennmt.net/CTranslate2/) model for {pairs}, from step {state["step"]} of
 its training. `pip install ctranslate2 sentencepiece` is all that is needed:
 
 ```python
@@ -309,7 +308,7 @@ import ctranslate2
 import sentencepiece
 
 translator = ctranslate2.Translator(".")
-pieces = sentencepiece.SentencePieceProcessor(model_file="{model_of(config, source)}.spm.model")
+pieces = sentencepiece.SentencePieceProcessor(model_file="{model_file(model_of(config, source))}")
 tokens = {tag}[pieces.id_to_piece(i) for i in pieces.encode("...")]
 result = translator.translate_batch([tokens], beam_size={config.translate.beam})[0].hypotheses[0]
 print("".join(result).replace("\u2581", " ").strip())
