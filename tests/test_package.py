@@ -58,7 +58,17 @@ MAY_IMPORT = {
         "sources",
         "update",
     },
-    "lightning": {"balancer", "checks", "loading", "mixture", "probing", "replicas", "sources", "update"},
+    "lightning": {
+        "balancer",
+        "checks",
+        "loading",
+        "mixture",
+        "probing",
+        "randomness",
+        "replicas",
+        "sources",
+        "update",
+    },
     "huggingface": {"balancer", "checks", "mixed_dataset", "priorities", "probing", "sources"},
 }
 
