@@ -157,6 +157,7 @@ def test_dropout_acts_at_every_place_and_is_a_function_of_the_seed():
         assert sum(losses) / 40 == pytest.approx(loss(1), rel=0.05)
 
 
+@pytest.mark.bfloat16
 def test_bfloat16_is_near_float32():
     torch.manual_seed(0)
     model = Transformer(20, 20, 20, **SETTINGS)

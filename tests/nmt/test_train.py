@@ -262,6 +262,7 @@ def test_lost_records_are_not_filled_with_zeros(corpus, monkeypatch, tmp_path):
     assert records(tmp_path / "run")[-1]["kind"] == "validation"
 
 
+@pytest.mark.bfloat16
 def test_bfloat16_and_accumulation_train(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.precision=bfloat16", "train.tokens=600", "train.max_steps=6")
     assert train(config, tmp_path / "run", Silent()).step == 6

@@ -4,11 +4,11 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from .config import Config
 
 app = typer.Typer(
     name="multidds",
@@ -131,6 +134,7 @@ def train(
 
         describe(config, out)
         return
+    _avoid_amx([config])
     from .train import train as start
 
     run = run or Path("runs") / recipe.stem
@@ -243,6 +247,7 @@ def experiment(
         for line in display.commands(jobs):
             out.print(clean(line), markup=False, highlight=False)
         return
+    _avoid_amx([job.run.config for job in jobs])  # the processes of the runs inherit it
     with display.LiveTable(out) if out.is_terminal else display.Lines() as show:
         runner = Runner(jobs, parallel or wanted.parallel, show)
         runner.run()
@@ -328,6 +333,14 @@ def mixture(
     else:
         chosen = export.average_mixture(run) if average else export.final_mixture(run)
     print(export.written(chosen, format_, data))
+
+
+def _avoid_amx(configs: Sequence["Config"]) -> None:
+    """Where a training wants bfloat16 on a CPU that dies of it; before torch is imported."""
+    if any(c.train.precision == "bfloat16" and c.train.device.startswith(("auto", "cpu")) for c in configs):
+        from .bfloat16 import limit_onednn
+
+        limit_onednn(lambda text: err.print(clean(text), markup=False, highlight=False))
 
 
 def _shown(text: str) -> str:

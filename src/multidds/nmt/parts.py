@@ -12,6 +12,7 @@ from torch import Tensor
 
 from multidds import Alignment, Mixture
 
+from . import bfloat16
 from .batches import Sentences
 from .config import Config
 from .errors import UserError
@@ -69,13 +70,15 @@ def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
 def device_of(config: Config) -> torch.device:
     wanted = config.train.device
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(wanted)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first = str(error).splitlines()[0]
         raise UserError(f"[train] device = {wanted!r} cannot be used here: {first}") from None
+    if config.train.precision == "bfloat16" and device.type == "cpu" and (reason := bfloat16.refusal()):
+        raise UserError(f'[train] precision = "bfloat16" {reason}')
     return device
 
 
