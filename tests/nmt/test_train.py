@@ -18,9 +18,11 @@ from toy_runs import SMALL, Silent, small_config
 from multidds.nmt import checkpoints
 from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
+from multidds.nmt.device import compiler_errors
 from multidds.nmt.errors import UserError
-from multidds.nmt.parts import compiler_errors, planned_sentences, prior_of
 from multidds.nmt.prepare import Prepared
+from multidds.nmt.prior import prior_of
+from multidds.nmt.schedule import planned_sentences
 from multidds.nmt.train import CLOCKS, Run, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
