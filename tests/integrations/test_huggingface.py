@@ -285,6 +285,7 @@ class Looked(Classifier):
         return super().forward(x, labels, number)
 
 
+@pytest.mark.bfloat16
 def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
     trainer, _ = trainer_of(tmp_path, model=Looked(), settings={"bf16": True, "max_steps": 2})
     trainer.train()
