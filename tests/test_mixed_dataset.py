@@ -202,11 +202,19 @@ def test_what_cannot_be_mixed_is_refused():
     empty = MixedDataset({"a": Flow("a", 0), "b": Flow("b", 0)}, mixture)
     with pytest.raises(ValueError, match="^MixedDataset: there are no examples in '[ab]'.$"):
         next(iter(empty))
-    unknown = MixedDataset({"a": Flow("a", 9), "b": Flow("b", 9)}, mixture)
-    with pytest.raises(
-        ValueError, match="MixedDataset: to share streams between 2 workers it must know the batch size"
-    ):
-        list(DataLoader(unknown, 3, num_workers=2))
+
+
+def test_workers_of_streams_that_know_no_batch_size_share_all_the_same():
+    mixture = Mixture({"a": 0.2, "b": 0.5, "c": 0.3})
+    parts = {"a": Named("a", 5), "b": Flow("b", 200, 12), "c": Flow("c", 24, 12)}
+    read = []
+    for batch in DataLoader(MixedDataset(parts, mixture, seed=2), 4, num_workers=3):
+        read += batch
+        if len(read) == 240:
+            break
+    expected = [example[0] for example in sampled(240, mixture, 2, {"a": 5, "b": 200, "c": 24})]
+    for start in range(0, 240, 12):  # a batch of each worker
+        assert sorted(example[0] for example in read[start : start + 12]) == sorted(expected[start : start + 12])
 
 
 @settings(max_examples=20)

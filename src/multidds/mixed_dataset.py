@@ -22,7 +22,7 @@ class MixedDataset(Dataset[Any]):
 
     datasets: {name: torch dataset, `datasets.Dataset`, or a stream}. mixture: how often each of them is drawn. seed: of
     the draws. batch_size: examples of a batch; only for streams with several workers and without a callback, which
-    would know it.
+    knows it: the batches are then those that one reader would make, and without it as many of them together.
 
     Its length is the sum of the sizes, so an epoch is what it is without a mixture; behind its last index the next
     epoch goes on in the same endless sequence, where the loader tells of epochs (`set_epoch`). In which order an epoch
@@ -226,11 +226,6 @@ class MixedStreams(MixedDataset, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if workers > 1 and self._unit is None:
-            raise ValueError(
-                f"MixedDataset: to share streams between {workers} workers it must know the batch size: "
-                "give batch_size, or add a BalanceCallback."
-            )
         examples = self._examples(worker, workers, alone=info is None)
         if self._skipped:
             batches = range(worker, self._skipped // (self._unit or 1), workers)  # this worker's
