@@ -22,8 +22,9 @@ from multidds.nmt.device import compiler_errors
 from multidds.nmt.errors import UserError
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.prior import prior_of
+from multidds.nmt.progress import CLOCKS
 from multidds.nmt.schedule import planned_sentences
-from multidds.nmt.train import CLOCKS, Run, train
+from multidds.nmt.train import Run, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
 
