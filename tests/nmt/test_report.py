@@ -97,6 +97,19 @@ def test_the_runs_of_these_tests_have_the_keys_of_real_ones(corpus, tmp_path):
     assert "a scored static run is missing" in done.stdout
 
 
+def test_the_best_validation_of_an_older_run_has_the_lowest_loss(tmp_path):
+    make_run(tmp_path / "a", ["a-b"])
+    (now,) = find_runs([tmp_path])
+    path = tmp_path / "a" / "records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        record.pop("best", None)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (older,) = find_runs([tmp_path])
+    assert older.best["step"] == now.best["step"]
+    assert older.best["mean"] == min(record["mean"] for record in older.validations)
+
+
 # ------------------------------------------------------------------------------------------ what runs are called
 
 

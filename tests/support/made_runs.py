@@ -33,6 +33,7 @@ def make_run(
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     records = [{"kind": "start", "step": 0, "mixture": dict(shares)}]
     learned = mixture.get("method", "static") != "static"
+    lowest = math.inf
     clock = {"data": 0.0, "steps": 0.0, "updates": 0.0, "validation": 0.0, "saving": 0.0, "rest": 0.0}
     for i in range(1, updates + 1):
         step = 10 * i
@@ -59,17 +60,27 @@ def make_run(
         if i % 3 == 0:
             clock["validation"] += 0.5
             losses = {name: 5 / i + 0.1 * j + rng.random() / 10 for j, name in enumerate(names)}
+            measured = {"dev_losses": losses, **measures(losses)}
+            means = {kind: sum(values.values()) / len(values) for kind, values in measured.items()}
             records.append({
-                "kind": "validation", "step": step, "epoch": i // 3, "dev_losses": losses,
+                "kind": "validation", "step": step, "epoch": i // 3, **measured,
                 "perplexities": {name: math.exp(loss) for name, loss in losses.items()},
-                "mean": sum(losses.values()) / len(losses), "passes": {name: step * shares[name] for name in names},
+                "mean": means["dev_losses"], "means": means, "best": means["dev_losses"] < lowest,
+                "passes": {name: step * shares[name] for name in names},
                 "mixture": dict(shares), "sentences": 30 * step, "tokens": 900 * step,
                 "finished": finished if i == updates else "", "seconds": 0.5, "clock": dict(clock),
             })  # fmt: skip
+            lowest = min(lowest, means["dev_losses"])
     (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if scored:
         score(folder, names, setting, rng, quality)
     return folder
+
+
+def measures(losses):
+    """What else a validation records, made up from the losses."""
+    right = {name: math.exp(-loss) for name, loss in losses.items()}
+    return {"accuracy": right, "expected_accuracy": right, "soft_bleu": {name: p * p for name, p in right.items()}}
 
 
 def score(folder, names, setting, rng, quality):

@@ -84,6 +84,8 @@ class Run:
     @property
     def best(self) -> dict[str, Any] | None:
         """The validation whose model was kept."""
+        if self.validations and "best" not in self.validations[0]:  # recorded before there was [train] select
+            return min(self.validations, key=lambda record: float(record["mean"]))
         return next((record for record in reversed(self.validations) if record["best"]), None)
 
     @property
