@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from . import priorities, rewards
     from .alignment import Alignment
     from .balancer import Balancer
+    from .draws import Draws, Order
     from .mixture import Mixture, Replay
     from .probing import probe
     from .sampling import MixtureSampler, interleave
@@ -22,8 +23,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Alignment",
     "Balancer",
+    "Draws",
     "Mixture",
     "MixtureSampler",
+    "Order",
     "Replay",
     "Scorer",
     "Update",
@@ -37,8 +40,10 @@ __all__ = [
 _HOMES = {
     "Alignment": "alignment",
     "Balancer": "balancer",
+    "Draws": "draws",
     "Mixture": "mixture",
     "MixtureSampler": "sampling",
+    "Order": "draws",
     "Replay": "mixture",
     "Scorer": "scorer",
     "Update": "update",
