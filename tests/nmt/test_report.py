@@ -364,8 +364,8 @@ def test_latex_is_escaped_and_marked():
     assert latex(r"a_b & 5% {x} \y ^ ~") == (
         r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciicircum{} \textasciitilde{}"
     )
-    row = [tables.Cell("x_y"), tables.number(1.5, bold=True, star=True)]
-    text = as_latex(tables.Table("k", "T", ["a", "b"], [row], ["note"]))
+    row = {"b": tables.number(1.5, bold=True, star=True), "a": tables.Cell("x_y")}
+    text = as_latex(tables.ReportTable("k", "T", tables.named("a", "b"), [row], ["note"]))
     assert r"x\_y & \textbf{1.50}$^{*}$ \\" in text
     assert r"\begin{tabular}{lr}" in text
 
