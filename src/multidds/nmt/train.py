@@ -28,7 +28,8 @@ from .config import Config, read_run
 from .errors import UserError
 from .parts import compiler_errors, constant_rewards, device_of, learning_rate, model_of, planned_steps, prior_of
 from .prepare import Prepared
-from .run_folder import Records, check_run_folder, write_run_config
+from .records import AlignmentFacts, AnyRecord, Records, Started, Stepped, Updated, Validated
+from .run_folder import check_run_folder, write_run_config
 
 
 class Display(Protocol):
@@ -164,7 +165,7 @@ class Run:
         if self.rank == 0:
             write_run_config(config, folder, prepared)
         if found is None:
-            self._record("start", {"mixture": self.mixture.probabilities})
+            self._record(Started(step=0, mixture=self.mixture.probabilities))
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -213,7 +214,7 @@ class Run:
             speed = (at.tokens - before_tokens) / max(seconds - before_seconds, 1e-9)
             self._logged = (at.tokens, seconds)
             lr = self.optimizer.param_groups[0]["lr"]
-            self._record("step", {"loss": loss, "lr": lr, "tokens": at.tokens, "tokens_per_second": speed})
+            self._record(Stepped(step=at.step, loss=loss, lr=lr, tokens=at.tokens, tokens_per_second=speed))
             show.progress(fraction, {"tokens/s": speed})
             show.log(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
 
@@ -281,24 +282,21 @@ class Run:
         return every - self.progress.step % every
 
     def record_update(self, update: Update, show: Display) -> None:
-        facts: dict[str, Any] = {
-            "mixture": update.mixture,
-            "reward": update.rewards,
-            "weights": update.weights,
-            "dev_losses": update.dev_losses,
-            "train_losses": update.train_losses,
-            "passes": self.stream.passes,
-            "skipped": update.skipped,
-            "notes": list(update.notes),
-            "seconds": update.seconds,
-        }
+        aligned = None
         if (table := update.alignment) is not None:
             weights = torch.tensor([update.weights[name] for name in table.dev_names], dtype=torch.float64)
-            facts["multidds"] = dict(zip(table.train_names, rewards.multidds(table, weights).tolist(), strict=True))
-            facts["multidds-s"] = dict(zip(table.train_names, rewards.multidds_s(table, weights).tolist(), strict=True))
-            facts["cosines"] = [[round(c, 5) for c in row] for row in table.cosines().tolist()]  # [dev, train]
-            facts["train_norms"], facts["dev_norms"] = table.train_norms.tolist(), table.dev_norms.tolist()
-        self._record("update", facts)
+            both = {"multidds": rewards.multidds(table, weights), "multidds-s": rewards.multidds_s(table, weights)}
+            aligned = AlignmentFacts(
+                rewards={key: dict(zip(table.train_names, r.tolist(), strict=True)) for key, r in both.items()},
+                cosines=[[round(c, 5) for c in row] for row in table.cosines().tolist()],
+                train_norms=table.train_norms.tolist(),
+                dev_norms=table.dev_norms.tolist(),
+            )
+        groups: dict[str, Any] = {**update.groups(), "passes": self.stream.passes}
+        self._record(Updated(
+            step=self.progress.step, **groups, skipped=update.skipped, notes=list(update.notes),
+            seconds=update.seconds, alignment=aligned,
+        ))  # fmt: skip
         show.progress(self.fraction(), {"mixture": update.mixture})
         if update.skipped:
             show.line(f"step {update.step}: the mixture did not move: {update.skipped}")
@@ -332,12 +330,12 @@ class Run:
             self.balancer.priority = self._priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
         seconds = at.lap("validation")
-        perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
-        facts = {"epoch": at.epoch, "dev_losses": losses, "perplexities": perplexities, "mean": mean,
-                 "passes": self.stream.passes, "mixture": self.mixture.probabilities, "sentences": at.sentences,
-                 "tokens": at.tokens, "finished": at.finished, "seconds": seconds,
-                 "clock": dict(at.seconds)}  # fmt: skip
-        self._record("validation", facts)
+        perplexity = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
+        self._record(Validated(
+            step=at.step, epoch=at.epoch, dev_loss=losses, perplexity=perplexity, mean=mean,
+            passes=self.stream.passes, mixture=self.mixture.probabilities, sentences=at.sentences, tokens=at.tokens,
+            finished=at.finished, seconds=seconds, clock=dict(at.seconds),
+        ))  # fmt: skip
         mark = "  (best)" if at.best_step == at.step else ""
         show.line(f"epoch {at.epoch}  step {at.step}  dev loss {mean:.4f}{mark}")
 
@@ -425,9 +423,9 @@ class Run:
             best = {"step": self.progress.step, "dev_loss": self.progress.best}
             checkpoints.write(self.folder / "best.safetensors", tensors, best)
 
-    def _record(self, kind: str, facts: dict[str, Any]) -> None:
+    def _record(self, record: AnyRecord) -> None:
         if self.records is not None:
-            self.records.write(kind, self.progress.step, facts)
+            self.records.write(record)
 
     def close(self) -> None:
         if self.records is not None:

@@ -229,10 +229,10 @@ def times(settings: Sequence[Setting]) -> Table:
                 if not run.validations:
                     continue
                 last = run.validations[-1]
-                clock = last["clock"]
-                cells = [number(last["step"], ",d"), number(last["tokens"], ",d"), number(clock["steps"], ",.1f")]
+                clock = last.clock
+                cells = [number(last.step, ",d"), number(last.tokens, ",d"), number(clock["steps"], ",.1f")]
                 beside = sum(clock.get(name, 0.0) for name in ("data", "saving", "rest"))
-                cells += [number(last["tokens"] / max(clock["steps"] + clock.get("data", 0.0), 1e-9), ",.0f")]
+                cells += [number(last.tokens / max(clock["steps"] + clock.get("data", 0.0), 1e-9), ",.0f")]
                 cells += [number(100 * clock["steps"] / max(clock["steps"] + beside, 1e-9), ".1f")]
                 cells += [number(len(run.updates), ",d"), number(clock["updates"], ",.1f")]
                 cells += [number(100 * (run.overhead or 0.0), ".1f"), number(clock["validation"], ",.1f")]
@@ -292,8 +292,8 @@ def list_of_runs(settings: Sequence[Setting]) -> Table:
             chrf = None if run.scores is None else run.scores["average"]["chrf"]
             table.rows.append([
                 text(run.folder), text(setting.name), text(run.label), number(run.seed, "d"), number(run.steps, ",d"),
-                text(run.finished or "not yet"), number(best["mean"] if best else None, ".4f"),
-                number(best["step"] if best else None, ",d"), number(run.bleu), number(chrf),
+                text(run.finished or "not yet"), number(best.mean if best else None, ".4f"),
+                number(best.step if best else None, ",d"), number(run.bleu), number(chrf),
             ])  # fmt: skip
         for run in setting.repeated:
             table.notes.append(
