@@ -1,4 +1,4 @@
-"""The balancer of a training, made from its config, and its updates as the facts of a record."""
+"""The balancer of a training, made from its config, and its updates as records."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from .batches import Batch, Sentences, probe_batches
 from .config import Config
 from .errors import UserError
 from .prior import constant_rewards
+from .records import AlignmentFacts, Updated
 
 
 def make_balancer(
@@ -56,22 +57,17 @@ def make_balancer(
         raise UserError(f"[mixture] {error}") from None
 
 
-def facts_of(update: Update) -> dict[str, Any]:
-    """With both rewards, cosines and norms where there is an alignment table."""
-    facts: dict[str, Any] = {
-        "mixture": update.mixture,
-        "reward": update.rewards,
-        "weights": update.weights,
-        "dev_losses": update.dev_losses,
-        "train_losses": update.train_losses,
-        "skipped": update.skipped,
-        "notes": list(update.notes),
-        "seconds": update.seconds,
-    }
+def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated:
+    aligned = None
     if (table := update.alignment) is not None:
         weights = torch.tensor([update.weights[name] for name in table.dev_names], dtype=torch.float64)
-        facts["multidds"] = dict(zip(table.train_names, rewards.multidds(table, weights).tolist(), strict=True))
-        facts["multidds-s"] = dict(zip(table.train_names, rewards.multidds_s(table, weights).tolist(), strict=True))
-        facts["cosines"] = [[round(c, 5) for c in row] for row in table.cosines().tolist()]  # [dev, train]
-        facts["train_norms"], facts["dev_norms"] = table.train_norms.tolist(), table.dev_norms.tolist()
-    return facts
+        both = {"multidds": rewards.multidds(table, weights), "multidds-s": rewards.multidds_s(table, weights)}
+        aligned = AlignmentFacts(
+            rewards={key: dict(zip(table.train_names, r.tolist(), strict=True)) for key, r in both.items()},
+            cosines=[[round(c, 5) for c in row] for row in table.cosines().tolist()],
+            train_norms=table.train_norms.tolist(),
+            dev_norms=table.dev_norms.tolist(),
+        )
+    groups: dict[str, Any] = {**update.groups(), "passes": passes}
+    notes = list(update.notes)
+    return Updated(step=step, **groups, skipped=update.skipped, notes=notes, seconds=update.seconds, alignment=aligned)

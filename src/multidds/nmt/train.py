@@ -21,7 +21,7 @@ from multidds.replicas import ranks
 from . import checkpoints
 from .allocator import keep_freed_memory
 from .averaging import AveragedWeights
-from .balancing import facts_of, make_balancer
+from .balancing import make_balancer, record_of
 from .batches import Batch, Sentences, Stream
 from .config import Config, read_run
 from .device import compiler_errors, device_of
@@ -30,7 +30,8 @@ from .model import make_model
 from .prepare import Prepared
 from .prior import prior_of
 from .progress import Display, Progress, stop_signals
-from .run_folder import Records, check_run_folder, write_run_config
+from .records import AnyRecord, Records, Started, Stepped, Validated
+from .run_folder import check_run_folder, write_run_config
 from .schedule import learning_rate, planned_steps, within_budget
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
@@ -125,7 +126,7 @@ class Run:
         if self.rank == 0:
             write_run_config(config, folder, prepared)
         if found is None:
-            self._record("start", {"mixture": self.mixture.probabilities})
+            self._record(Started(step=0, mixture=self.mixture.probabilities))
 
     def _optimizer(self) -> torch.optim.Optimizer:
         settings = self.config.train
@@ -190,7 +191,7 @@ class Run:
             speed = (at.tokens - before_tokens) / max(seconds - before_seconds, 1e-9)
             self._logged = (at.tokens, seconds)
             lr = self.optimizer.param_groups[0]["lr"]
-            self._record("step", {"loss": loss, "lr": lr, "tokens": at.tokens, "tokens_per_second": speed})
+            self._record(Stepped(step=at.step, loss=loss, lr=lr, tokens=at.tokens, tokens_per_second=speed))
             show.progress(fraction, {"tokens/s": speed})
             show.log(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
 
@@ -224,7 +225,7 @@ class Run:
         return self.balancer.steps_until_update
 
     def record_update(self, update: Update, show: Display) -> None:
-        self._record("update", {**facts_of(update), "passes": self.stream.passes})
+        self._record(record_of(update, self.progress.step, self.stream.passes))
         show.progress(self.fraction(), {"mixture": update.mixture})
         if update.skipped:
             show.line(f"step {update.step}: the mixture did not move: {update.skipped}")
@@ -254,24 +255,24 @@ class Run:
             if better:
                 at.best, at.best_step = value, at.step
                 self._write_best()
-        losses = measured.dev_losses
+        losses = measured.dev_loss
         if self.balancer is not None:
             if all(math.isfinite(loss) for loss in losses.values()):
                 self.balancer.dev_losses = losses
             self.balancer.priority = self._priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
         seconds = at.lap("validation")
-        perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
+        perplexity = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
         means = measured.means()
-        facts = {"epoch": at.epoch, **asdict(measured), **translated, "perplexities": perplexities,
-                 "mean": means["dev_losses"], "means": means, "best": better,
-                 "passes": self.stream.passes, "mixture": self.mixture.probabilities, "sentences": at.sentences,
-                 "tokens": at.tokens, "finished": at.finished, "seconds": seconds,
-                 "clock": dict(at.seconds)}  # fmt: skip
-        self._record("validation", facts)
+        self._record(Validated(
+            step=at.step, epoch=at.epoch, **asdict(measured), **translated, perplexity=perplexity,
+            mean=means["dev_loss"], means=means, best=better, passes=self.stream.passes,
+            mixture=self.mixture.probabilities, sentences=at.sentences, tokens=at.tokens, finished=at.finished,
+            seconds=seconds, clock=dict(at.seconds),
+        ))  # fmt: skip
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
-        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_losses']:.4f}{shown}{mark}")
+        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_loss']:.4f}{shown}{mark}")
 
     def _measured(self) -> Measured:
         self.model.eval()
@@ -373,9 +374,9 @@ class Run:
             best = {"step": self.progress.step, "select": self.config.train.select, "value": self.progress.best}
             checkpoints.write(self.folder / "best.safetensors", tensors, best)
 
-    def _record(self, kind: str, facts: dict[str, Any]) -> None:
+    def _record(self, record: AnyRecord) -> None:
         if self.records is not None:
-            self.records.write(kind, self.progress.step, facts)
+            self.records.write(record)
 
     def close(self) -> None:
         if self.records is not None:
