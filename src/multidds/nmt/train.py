@@ -339,7 +339,7 @@ class Run:
             if better:
                 at.best, at.best_step = value, at.step
                 self._write_best()
-        losses = measured.dev_losses
+        losses = measured.dev_loss
         if self.balancer is not None:
             if all(math.isfinite(loss) for loss in losses.values()):
                 self.balancer.dev_losses = losses
@@ -348,15 +348,16 @@ class Run:
         seconds = at.lap("validation")
         perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
         means = measured.means()
-        facts = {"epoch": at.epoch, **asdict(measured), **translated, "perplexities": perplexities,
-                 "mean": means["dev_losses"], "means": means, "best": better,
+        facts = {"epoch": at.epoch, "dev_losses": losses, "perplexities": perplexities, "accuracy": measured.accuracy,
+                 "expected_accuracy": measured.expected_accuracy, "soft_bleu": measured.soft_bleu, **translated,
+                 "mean": means["dev_loss"], "means": means, "best": better,
                  "passes": self.stream.passes, "mixture": self.mixture.probabilities, "sentences": at.sentences,
                  "tokens": at.tokens, "finished": at.finished, "seconds": seconds,
                  "clock": dict(at.seconds)}  # fmt: skip
         self._record("validation", facts)
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
-        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_losses']:.4f}{shown}{mark}")
+        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_loss']:.4f}{shown}{mark}")
 
     def _measured(self) -> Measured:
         self.model.eval()

@@ -281,8 +281,10 @@ def list_of_runs(settings: Sequence[Setting]) -> Table:
         "seed",
         "steps",
         "ended",
-        "best dev loss",
         "at step",
+        "dev loss",
+        "expected accuracy",
+        "soft BLEU",
         "BLEU",
         "chrF",
     ]
@@ -292,8 +294,10 @@ def list_of_runs(settings: Sequence[Setting]) -> Table:
             chrf = None if run.scores is None else run.scores["average"]["chrf"]
             table.rows.append([
                 text(run.folder), text(setting.name), text(run.label), number(run.seed, "d"), number(run.steps, ",d"),
-                text(run.finished or "not yet"), number(best["mean"] if best else None, ".4f"),
-                number(best["step"] if best else None, ",d"), number(run.bleu), number(chrf),
+                text(run.finished or "not yet"), number(best["step"] if best else None, ",d"),
+                *(number(best["means"][key] if best else None, ".4f")
+                  for key in ("dev_loss", "expected_accuracy", "soft_bleu")),
+                number(run.bleu), number(chrf),
             ])  # fmt: skip
         for run in setting.repeated:
             table.notes.append(
