@@ -39,7 +39,8 @@ def figures_of(setting: Setting) -> Iterator[Figure]:
     yield from (usage(setting, run) for run in shown[:4])
     yield usage_of_both(setting)
     yield passes_over_datasets(setting)
-    yield mean_dev_loss(setting)
+    yield mean_measure(setting, "dev_loss", "dev loss", "Per token, without label smoothing")
+    yield mean_measure(setting, "expected_accuracy", "expected accuracy", "Mean probability of the correct token")
     for run in [main, *_first(setting, setting.best_baseline)] if main else _first(setting, setting.labels[0]):
         yield dev_losses(setting, run)
     for run in shown[:2]:
@@ -156,8 +157,8 @@ def variances(run: Run, reward: str) -> tuple[list[tuple[int, float]], list[tupl
     return within, over
 
 
-def mean_dev_loss(setting: Setting) -> Figure:
-    key, title = f"dev-loss.{setting.name}", f"{setting.name}: mean dev loss"
+def mean_measure(setting: Setting, measure: str, called: str, caption: str) -> Figure:
+    key, title = f"{measure.replace('_', '-')}.{setting.name}", f"{setting.name}: mean {called}"
     runs = [run for label in setting.labels for run in setting.of(label)[:1] if run.validations]
     if not runs:
         return Figure(key, title, "No run has been validated yet.", None)
@@ -165,17 +166,15 @@ def mean_dev_loss(setting: Setting) -> Figure:
     def draw(canvas: Canvas) -> None:
         panel = canvas.subplots()
         for i, run in enumerate(runs):
-            points = thinned([(record.step, record.mean) for record in run.validations])
-            steps, losses = zip(*points, strict=True)
+            points = thinned([(record.step, record.means[measure]) for record in run.validations])
+            steps, values = zip(*points, strict=True)
             mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
-            panel.plot(steps, losses, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))
+            panel.plot(steps, values, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))
         panel.set_xlabel("step")
-        panel.set_ylabel("mean dev loss")
+        panel.set_ylabel(f"mean {called}")
         legend(canvas, panel, 2)
 
-    return Figure(
-        key, title, "Per token, without label smoothing, averaged over the dev sets; first seeds.", drawn(draw)
-    )
+    return Figure(key, title, f"{caption}, averaged over the dev sets; first seeds.", drawn(draw))
 
 
 def dev_losses(setting: Setting, run: Run) -> Figure:

@@ -311,12 +311,14 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
         for run in sorted([*setting.runs, *setting.repeated], key=lambda run: str(run.folder)):
             best = run.best
             chrf = None if run.scores is None else run.scores["average"]["chrf"]
+            means = best.means if best else {}
             table.rows.append({
                 "folder": text(run.folder), "setting": text(setting.name), "method": text(run.label),
                 "seed": number(run.seed, "d"), "steps": number(run.steps, ",d"),
-                "ended": text(run.finished or "not yet"),
-                "best dev loss": number(best.mean if best else None, ".4f"),
-                "at step": number(best.step if best else None, ",d"), "BLEU": number(run.bleu), "chrF": number(chrf),
+                "ended": text(run.finished or "not yet"), "at step": number(best.step if best else None, ",d"),
+                "dev loss": number(means.get("dev_loss"), ".4f"),
+                "expected accuracy": number(means.get("expected_accuracy"), ".4f"),
+                "soft BLEU": number(means.get("soft_bleu"), ".4f"), "BLEU": number(run.bleu), "chrF": number(chrf),
             })  # fmt: skip
         for run in setting.repeated:
             table.notes.append(
