@@ -140,7 +140,7 @@ def test_one_file_imports_transformers():
 
 
 # What the application shares with the core beside the public names: where it is among processes, and random states.
-SHARED = {"multidds.replicas": {"ranks"}, "multidds.randomness": {"random_states", "set_random_states"}}
+SHARED = {"multidds.replicas": {"ranks"}, "multidds.randomness": {"random_states", "seed_all", "set_random_states"}}
 
 
 def test_the_application_uses_public_names_of_the_core_only():

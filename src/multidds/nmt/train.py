@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multidds import Update
-from multidds.randomness import random_states, set_random_states
+from multidds.randomness import random_states, seed_all, set_random_states
 from multidds.replicas import ranks
 
 from . import checkpoints
@@ -94,7 +94,7 @@ class Run:
         self.config = config = within_budget(config, planned_steps(config, self.data), resumed)
         self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
         self.total = sum(len(sentences) for sentences in self.data.values())
-        torch.manual_seed(config.train.seed)
+        seed_all(config.train.seed, [self.device])
         self.model = make_model(config, prepared.vocabulary).to(self.device)
         if config.train.compile:
             self.model.compile_layers()
