@@ -1,7 +1,7 @@
 """Checks of arguments that several modules share; each error says where, what is wrong and which value it was."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 
 
@@ -20,6 +20,15 @@ def check_whole(where: str, **values: object) -> None:
     for word, value in values.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{where}: {word} must be a whole number of at least 1, but it is {value!r}.")
+
+
+def check_sizes(where: str, sizes: Mapping[str, int | None], given: Mapping[str, int | None]) -> None:
+    """That a state is one of the same data; None is the size of a stream."""
+    check_names(f"{where}: state", sizes, given)
+    for name, size in sizes.items():
+        if given[name] != size:
+            was, now = ("a stream of" if n is None else f"{n} examples of" for n in (given[name], size))
+            raise ValueError(f"{where}: the state is of {was} {name!r}, not {now} it.")
 
 
 def check_step_ahead(where: str, step_ahead: float | None) -> None:

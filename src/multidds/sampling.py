@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from .checks import check_names, check_whole
+from .checks import check_names, check_sizes, check_whole
 from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
 from .replicas import place_among_ranks
@@ -203,12 +203,7 @@ class MixtureSampler(Sampler[Any]):
         return {**state, "batches": batches, "sizes": dict(self._sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names("MixtureSampler: state", self._sizes, state["sizes"])
-        for name, size in self._sizes.items():
-            if state["sizes"][name] != size:
-                raise ValueError(
-                    f"MixtureSampler: the state is of {state['sizes'][name]} examples of {name!r}, not {size}."
-                )
+        check_sizes("MixtureSampler", self._sizes, state["sizes"])
         self._draws.load_state_dict(state)
         self._start(self._draws, int(state["batches"]))
 
