@@ -24,13 +24,12 @@ import torch
 from domains_table import table
 from domains_text import REGIMES, WINDOW, Corpus, read_corpus
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import multidds
 from multidds import Balancer, Mixture, MixtureSampler, Replay, Scorer, batches_of
 
-STEPS = {"under-trained": 600, "data-limited": 600}  # 1.5 and 10 passes over all data
+STEPS = {"under-trained": 1200, "data-limited": 1200}  # 1.5 and 10 passes over all data
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth
 STATIC: dict[str, float] = {  # temperatures
     "proportional": 1, "temperature-3": 3, "temperature-5": 5, "temperature-10": 10, "uniform": math.inf,
@@ -53,7 +52,7 @@ class Config:
     seed: int
     steps: int
     lr: float = 3e-3
-    batch: int = 16  # windows
+    batch: int = 8  # windows
     layers: int = 2
     width: int = 96
     heads: int = 3
@@ -79,9 +78,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [batch, length, width]
         q, k, v = self.qkv(self.norms[0](x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + F.dropout(self.out(attended), self.dropout, self.training)
-        return x + F.dropout(self.inner(self.norms[1](x)), self.dropout, self.training)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + nn.functional.dropout(self.out(attended), self.dropout, self.training)
+        return x + nn.functional.dropout(self.inner(self.norms[1](x)), self.dropout, self.training)
 
 
 class LanguageModel(nn.Module):
@@ -91,9 +90,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.bytes = nn.Embedding(256, config.width)
         self.places = nn.Embedding(WINDOW, config.width)
-        self.blocks = nn.Sequential(
-            *(Block(config.width, config.heads, config.dropout) for _ in range(config.layers))
-        )
+        self.blocks = nn.Sequential(*(Block(config.width, config.heads, config.dropout) for _ in range(config.layers)))
         self.norm = nn.LayerNorm(config.width)
         for embedding in (self.bytes, self.places):
             nn.init.normal_(embedding.weight, std=0.02)
@@ -107,7 +104,7 @@ class LanguageModel(nn.Module):
 def loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Nats per byte."""
     ids = windows.long()  # [batch, WINDOW + 1]
-    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()

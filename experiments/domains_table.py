@@ -58,8 +58,11 @@ def _group(regime: str, corpus: str, steps: int, runs: Sequence[Run]) -> str:
             f"{mean(sum(run['seconds'].values()) for run in seeds.values()):.0f}",
             f"{mean(run['seconds']['updates'] for run in seeds.values()):.0f}",
         ])  # fmt: skip
-    title = f"### {regime}: {steps} steps, corpus {corpus}\n\nMean over the domains; per domain the test loss (passes over its text)."
-    return "\n".join([title, "", *("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))])
+    title = f"### {regime}: {steps} steps, corpus {corpus}"
+    note = "Mean over the domains; per domain the test loss (passes over its text)."
+    return "\n".join(
+        [title, "", note, "", *("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))]
+    )
 
 
 def _mean(seeds: Mapping[int, Run], split: str, score: str) -> float:

@@ -31,7 +31,7 @@ REGIMES = {
 }  # fmt: skip
 
 _SHARE = 8  # no file is more than this part of a split: a test set of one file would say little
-_REPEATED = 60  # characters from which on a paragraph that was there before is left out
+_REPEATED = 20  # characters from which on a paragraph that was there before is left out
 
 _TORCH, _NUMPY = Path(torch.__file__).parent, Path(np.__file__).parent
 _STDLIB = Path(sysconfig.get_path("stdlib"))
@@ -88,7 +88,7 @@ def _cut(files: Iterator[File], size: int, seen: set[bytes]) -> tuple[bytes, tup
 
 
 def _unseen(text: str, seen: set[bytes]) -> bytes:
-    """Without long paragraphs that were in any file before: licence headers, copied functions. Spacing does not count."""
+    """Without paragraphs that were in any file before, but for very short ones; spacing does not count."""
     kept = []
     for paragraph in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
         words = " ".join(paragraph.split()).encode()
@@ -153,11 +153,17 @@ def _after(path: Path, mark: str) -> str:
     return path.read_text(encoding="utf-8", errors="replace").partition(mark)[2]
 
 
+def _table(path: Path) -> str:
+    """A table of character codes. Half of its lines are in every other table, so each is a paragraph of its own."""
+    lines = _after(path, "### Decoding Table").splitlines()
+    return "\n\n".join(line.strip() for line in lines)
+
+
 DOMAINS: dict[str, Callable[[], Iterator[File]]] = {
     "cpp": lambda: (file for part in ("c10", "torch/csrc") for file in _found(_TORCH / "include", f"{part}/**/*.h")),
     "python": _python,
     "docstrings": _docstrings,
-    "tables": lambda: _found(_STDLIB / "encodings", "*.py", lambda path: _after(path, "### Decoding Table")),
+    "tables": lambda: _found(_STDLIB / "encodings", "*.py", _table),
     "manual": _manual,  # the reference of the language, as pydoc shows it
     "readme": _readme,
     "cmake": lambda: _found(_TORCH / "share", "**/*.cmake"),
