@@ -21,12 +21,12 @@ WINDOW = 128  # bytes that a model reads at once; sizes are numbers of windows
 DEV, TEST = 64, 128  # windows of each domain
 REGIMES = {
     "under-trained": {
-        "cpp": 3600, "python": 1440, "docstrings": 640, "tables": 320,
-        "manual": 160, "readme": 80, "cmake": 56, "fortran": 36,
+        "cpp": 2400, "python": 960, "docstrings": 400, "tables": 220,
+        "manual": 110, "readme": 60, "cmake": 40, "fortran": 24,
     },
     "data-limited": {
-        "cpp": 512, "python": 224, "docstrings": 96, "tables": 48,
-        "manual": 32, "readme": 24, "cmake": 16, "fortran": 12,
+        "cpp": 336, "python": 144, "docstrings": 64, "tables": 32,
+        "manual": 24, "readme": 16, "cmake": 12, "fortran": 8,
     },
 }  # fmt: skip
 

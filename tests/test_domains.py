@@ -130,7 +130,9 @@ def test_the_shuffled_control_probes_every_dataset_under_another_name(corpus, mo
 
 def test_runs_are_skipped_where_their_file_is_there(corpus, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(domains, "read_corpus", lambda sizes: corpus)
-    monkeypatch.setattr(domains, "Config", lambda regime, method, seed, steps, lr: config(method, steps, seed))
+    real = domains.run
+    short = lambda asked, corpus: real(config(asked.method, asked.steps, asked.seed), corpus)  # noqa: E731
+    monkeypatch.setattr(domains, "run", short)
     arguments = [str(tmp_path), "--regime", "under-trained", "--method", "uniform", "multidds-s", "--steps", "4"]
     domains.main([*arguments, "--seed", "1", "2"])
     names = {f"under-trained.{method}.{seed}.json" for method in ("uniform", "multidds-s") for seed in (1, 2)}
