@@ -14,7 +14,7 @@ from domains_text import DOMAINS, REGIMES, read_corpus
 from multidds import Mixture
 
 TINY = {name: 12 - i for i, name in enumerate(DOMAINS)}  # windows to train on
-SMALL = {"batch": 4, "layers": 1, "width": 8, "heads": 2, "warmup": 5, "updates": 4, "probe": 2, "curve": 2}
+SMALL = {"batch": 4, "layers": 1, "width": 8, "heads": 2, "warmup": 5, "updates": 2, "probe": 2, "curve": 2}
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +95,12 @@ def test_schedules_go_where_their_names_say():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_short_run_of_every_method_is_whole_and_repeatable(corpus, method):
+def test_a_short_run_of_every_method_is_whole(corpus, method):
     lines = []
     found = domains.run(config(method), corpus, lines.append)
     assert len(lines) == 2
-    again = domains.run(config(method), corpus, lines.append)
-    assert {**found, "seconds": 0} == {**again, "seconds": 0}
     learned = method in (*PAPER, *OURS)
-    assert len(found["updates"]) == (4 if learned else 0)
+    assert len(found["updates"]) == (2 if learned else 0)
     drawn = sum(passes * TINY[name] for name, passes in found["curve"][-1]["passes"].items())
     assert drawn == pytest.approx(20 * 4)
     for split in ("dev", "test"):
@@ -112,6 +110,12 @@ def test_a_short_run_of_every_method_is_whole_and_repeatable(corpus, method):
             assert 0 <= one["accuracy"] <= 1
     moved = found["curve"][-1]["mixture"] != domains.prior(config(method), TINY).probabilities
     assert moved == (learned or method in domains.SCHEDULED)
+
+
+def test_a_run_is_a_function_of_its_config(corpus):
+    runs = [domains.run(config("multidds-s", seed=seed), corpus, lambda line: None) for seed in (1, 1, 2)]
+    assert runs[0]["updates"] == runs[1]["updates"] != runs[2]["updates"]
+    assert runs[0]["test"] == runs[1]["test"] != runs[2]["test"]
 
 
 def test_the_shuffled_control_probes_every_dataset_under_another_name(corpus, monkeypatch):
