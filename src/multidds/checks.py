@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 
+Refusal = tuple[object, str]  # (condition, sentence): what cannot be done, and what to do about it
+
 
 def check_names(where: str, expected: Iterable[str], given: Iterable[str]) -> None:
     """The same names in any order, or an error that says which are missing and which are unknown."""
@@ -34,6 +36,17 @@ def check_sizes(where: str, sizes: Mapping[str, int | None], given: Mapping[str,
 def check_step_ahead(where: str, step_ahead: float | None) -> None:
     if step_ahead is not None and not (step_ahead > 0 and math.isfinite(step_ahead)):
         raise ValueError(f"{where}: step_ahead must be a positive step size, but it is {step_ahead}.")
+
+
+def objection(rows: Iterable[Refusal]) -> str | None:
+    """The sentence of the first row whose condition holds. Rows that a generator makes may stand on those before."""
+    return next((sentence for holds, sentence in rows if holds), None)
+
+
+def refuse(where: str, rows: Iterable[Refusal], error: type[Exception] = ValueError) -> None:
+    """An error with the sentence of the first row whose condition holds, if there is one."""
+    if (sentence := objection(rows)) is not None:
+        raise error(f"{where}: {sentence}")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -99,12 +99,13 @@ class Draws:
         self._at = mixture.at
         self._edges = tuple(mixture.edges), np.array(list(mixture.edges.values()))
 
-    def rule(self, mixture: Mixture, start: int | None = None) -> bool:
+    def rule(self, mixture: Mixture, start: int | None = None, anyway: bool = False) -> bool:
         """The mixture as it is now rules from position `start` on, by default from here. False: it does already.
 
-        Behind all that rule before: where one of them is still to come, this one waits for it.
+        Behind all that rule before: where one of them is still to come, this one waits for it. `anyway`: also where
+        it rules already, so that later ones wait for this position.
         """
-        if (mixture, mixture.version) == self._seen:
+        if (mixture, mixture.version) == self._seen and not anyway:
             return False
         start = self.position if start is None else start
         if start < self.position:
@@ -112,10 +113,11 @@ class Draws:
         last, now = self._rules[-1], mixture.probabilities
         known = self._seen is None and last[1].probabilities == now  # a loaded state ends with it
         self._seen = mixture, mixture.version
-        if not known:
-            self._rules.append((max(start, last[0]), Mixture(now)))
-            self._until = min(self._until, self._rules[-1][0])
-        return not known
+        if known and not anyway:
+            return False
+        self._rules.append((max(start, last[0]), Mixture(now)))
+        self._until = min(self._until, self._rules[-1][0])
+        return True
 
     @property
     def waiting(self) -> int:

@@ -118,6 +118,11 @@ class MixedDataset(Dataset[Any]):
         """How often training has gone through each dataset of known size, over all processes."""
         return {name: self._consumed.counts[name] / size for name, size in self._sized.items()}
 
+    @property
+    def places(self) -> dict[str, Any]:
+        """Where training is in each stream that can tell it."""
+        return {}
+
     def set_epoch(self, epoch: int) -> None:
         """The loader calls it before it begins an epoch."""
 
@@ -253,8 +258,12 @@ class MixedStreams(MixedDataset, IterableDataset[Any]):
         for position in [position for position in self._places if position < self.position]:
             del self._places[position]
 
+    @property
+    def places(self) -> dict[str, Any]:
+        return self._places.get(self.position, {})
+
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "places": self._places.get(self.position, {})}
+        return {**super().state_dict(), "places": self.places}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
