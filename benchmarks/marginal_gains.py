@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from multidds.nmt.parts import learning_rate, model_of
 from torch import Tensor, nn
 
 from multidds import Mixture
 from multidds.nmt.batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
 from multidds.nmt.config import Config, load_config
-from multidds.nmt.parts import learning_rate, model_of
 from multidds.nmt.prepare import Prepared
 
 MEASURES = ("loss", "accuracy", "expected", "soft_bleu")
