@@ -451,28 +451,6 @@ def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
         trainer.train()
 
 
-def static(folder, **settings):
-    """The balancing lines deleted: as a Trainer reads any dataset, shuffled and by epochs."""
-    data = MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1)
-    trainer = Watched(Classifier(), arguments(folder, gradient_accumulation_steps=1, **settings), train_dataset=data)
-    trainer.train()
-    return trainer.seen
-
-
-def epochs(seen):
-    """The numbers that were seen in each epoch of 44, in rising order."""
-    numbers = [number for batch in seen for number in batch]
-    return [sorted(numbers[start : start + 44]) for start in range(0, len(numbers), 44)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_without_the_callback_it_is_the_static_baseline(workers, tmp_path):
-    seen = static(tmp_path, max_steps=22, dataloader_num_workers=workers)
-    drawn = simulated(22, 4, {})
-    assert seen != drawn
-    assert epochs(seen) == epochs(drawn)
-
-
 def replica(rank, port, folder):
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in variables.items()}, GLOO_SOCKET_IFNAME="lo")
@@ -490,10 +468,6 @@ def replica(rank, port, folder):
             assert torch.equal(p, expected)
         parameters = [p.tolist() for p in whole.model.parameters()]
         (folder / f"{name}{rank}.json").write_text(json.dumps([mixtures(whole), whole.seen, parameters]))
-    # Shuffled in several processes, accelerate tells epochs to its sampler and not to the dataset.
-    together |= {"max_steps": 22, "per_device_train_batch_size": 2, "train_sampling_strategy": "sequential"}
-    seen = static(folder / "static", **together)
-    (folder / f"static{rank}.json").write_text(json.dumps(seen))
     leave()
 
 
@@ -523,5 +497,3 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
             assert learned[str(step)] == pytest.approx(mixture, abs=1e-6)
         for p, expected in zip(parameters, one.model.parameters(), strict=True):
             torch.testing.assert_close(torch.tensor(p), expected.data, atol=1e-6, rtol=0)
-    first, second = (json.loads((tmp_path / f"static{rank}.json").read_text()) for rank in range(2))
-    assert epochs(a + b for a, b in zip(first, second, strict=True)) == epochs(simulated(22, 4, {}))
