@@ -133,7 +133,8 @@ class Draws:
     def state_dict(self) -> dict[str, Any]:
         """Of numbers, strings, lists and dicts: it fits into JSON."""
         ruling = list(self._rules)[-1 - self.waiting :]
-        rules = [[start, mixture.probabilities] for start, mixture in ruling]
+        # Since when the first one rules does not matter: equal places, equal states.
+        rules = [[max(start, self.position), mixture.probabilities] for start, mixture in ruling]
         return {"seed": self.seed, "position": self.position, "counts": dict(self.counts), "rules": rules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
