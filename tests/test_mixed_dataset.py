@@ -312,6 +312,6 @@ def test_positions_are_exact_far_out():
     dataset = MixedDataset(sets(), Mixture.proportional(SIZES))
     state = dataset.state_dict()
     far = 2**45
-    history = [[far - 3, Mixture.uniform(SIZES).probabilities], [far + 1, Mixture.proportional(SIZES).probabilities]]
-    dataset.load_state_dict({**state, "position": far, "rules": history})
-    assert dataset.state_dict()["rules"] == history
+    rules = [[far, Mixture.uniform(SIZES).probabilities], [far + 1, Mixture.proportional(SIZES).probabilities]]
+    dataset.load_state_dict({**state, "position": far, "rules": rules})
+    assert dataset.state_dict()["rules"] == rules

@@ -129,9 +129,9 @@ class Draws:
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """Of numbers, strings, lists and dicts: it fits into JSON."""
-        ruling = list(self._rules)[-1 - self.waiting :]
-        rules = [[start, mixture.probabilities] for start, mixture in ruling]
+        """Of numbers, strings, lists and dicts: it fits into JSON. Equal places have equal states."""
+        rules = [[start, mixture.probabilities] for start, mixture in list(self._rules)[-1 - self.waiting :]]
+        rules[0][0] = self.position  # how long it has ruled is no matter
         return {"seed": self.seed, "position": self.position, "counts": dict(self.counts), "rules": rules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
