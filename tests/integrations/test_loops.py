@@ -119,7 +119,7 @@ def test_accelerate_on_two_processes_equals_one(tmp_path):
     run.train(60)
     weights, mixture, sampler = state_of(run)
     assert ranks[0][1] == pytest.approx(mixture, abs=1e-5)
-    assert ranks[0][2] | {"recorded": []} == sampler | {"recorded": []}
+    assert ranks[0][2] | {"rules": []} == sampler | {"rules": []}
     for got, expected in zip(ranks[0][0], weights, strict=True):
         assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-4)
 
