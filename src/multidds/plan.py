@@ -29,19 +29,21 @@ def planned(sizes: Mapping[str, float], examples: float, worth: float = WORTH) -
 
     At the best shares one draw more is worth the same everywhere: that worth, the price, is found by bisection.
     """
-    low, high = 1e-300, len(sizes) / examples * 2  # prices: at `high` every dataset would get less than its share
+    high = math.log(2 * len(sizes) / examples)  # the logarithm of a price at which too little would be drawn
+    low = high - 2 * examples / min(sizes.values()) - 100  # and of one at which too much would be
     for _ in range(200):
-        price = math.sqrt(low * high)
+        price = (low + high) / 2
         drawn = {name: _drawn_at(price, size, worth) for name, size in sizes.items()}
         low, high = (price, high) if math.fsum(drawn.values()) > examples else (low, price)
     total = math.fsum(drawn.values())
     return {name: count / total for name, count in drawn.items()}
 
 
-def _drawn_at(price: float, size: float, worth: float) -> float:
+def _drawn_at(log_price: float, size: float, worth: float) -> float:
     """How many draws bring the marginal worth of a dataset down to the price."""
-    if price >= 1 / size:  # within the first pass: the worth of the next draw is 1 / drawn
-        return 1 / price
-    # e^-x / (size (1 + worth (1 - e^-x))) = price, solved for e^-x
-    fresh = price * size * (1 + worth) / (1 + price * size * worth)
-    return size * (1 - worth * math.log(fresh))
+    relative = log_price + math.log(size)
+    if relative >= 0:  # within the first pass: the worth of the next draw is 1 / drawn
+        return size * math.exp(-relative)
+    # e^-x / (size (1 + worth (1 - e^-x))) = price, solved for x: after 1 + worth * x passes
+    x = math.log1p(worth * math.exp(relative)) - relative - math.log1p(worth)
+    return size * (1 + worth * x)
