@@ -152,7 +152,7 @@ def check_ranks_that_disagree_are_refused(rank, folder):
     for mixture, seed, what in (
         (Mixture.uniform(names), 0, "datasets, or another order of them"),
         (Mixture.proportional({"a": 1 + rank, "b": 1, "c": 1}), 0, "mixtures"),
-        (Mixture.uniform(NAMES), rank, "seeds, batches, steps or numbers of updates"),
+        (Mixture.uniform(NAMES), rank, "seeds, batches or numbers of updates"),
     ):
         balancer = Balancer(mixture, model, loss, train=train, dev=dev, every=1, seed=seed)
         with pytest.raises(ValueError, match=f"the ranks have different {what}"):

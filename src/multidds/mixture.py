@@ -120,6 +120,10 @@ class Mixture:
     def state_dict(self) -> dict[str, Any]:
         return {"probabilities": self.probabilities}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` would refuse, without moving."""
+        check_names("Mixture: state", self._names, Mixture(state["probabilities"]))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.move(state["probabilities"])
 

@@ -271,7 +271,7 @@ def test_a_resumed_fit_equals_an_uninterrupted_one(way, options, saving, tmp_pat
     saved = sorted((tmp_path / "whole").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     assert len(saved) > 1
     checkpoint = torch.load(saved[0], weights_only=True)
-    assert checkpoint["callbacks"]["BalanceCallback"]["balancer"]["updates"] > 0
+    assert checkpoint["callbacks"]["BalanceCallback"]["balancer"]["rounds"] > 0
     module, resumed = run(tmp_path / "resumed", saved[0])
     assert 0 < len(module.batches) < len(whole[-1])
     assert module.batches == whole[-1][-len(module.batches) :]

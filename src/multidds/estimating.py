@@ -1,0 +1,277 @@
+"""What every dataset is worth now: one round of probes, from the weights of the dev sets to one reward per dataset.
+
+`Estimator.estimate` is the first half of an update, Algorithm 1 up to the rewards. It owns the sources of probe
+batches, the priority and the moving averages; single gradients are `probing`, the walk over them `sweep`. What the
+rewards do to the mixture is the rule's, and when is the balancer's.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import priorities
+from .alignment import Alignment
+from .averages import MovingAverages
+from .checks import check_names
+from .gradients import Gradient, norm
+from .metric import AdamMetric
+from .probing import Prober
+from .rewards import Reward
+from .sources import ProbeSources
+from .sweep import Direction, Findings, Losses, Taken, sweep
+from .table import Table, sketcher_of
+
+# {name: does v sum the dev gradients themselves, or their directions?}
+STABILIZED = {"multidds": False, "multidds-s": True, "moving-average": False}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one round of probes found."""
+
+    rewards: dict[str, float]
+    dev_losses: dict[str, float]
+    train_losses: dict[str, float]
+    weights: dict[str, float]  # of the dev sets
+    alignment: Alignment | None
+    trouble: str | None  # why the mixture must not move
+    notes: tuple[str, ...]
+
+
+class Estimator:
+    """Rewards of named datasets for named dev sets, by gradients of one model."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        prober: Prober,
+        sources: ProbeSources,
+        *,
+        dev_names: Iterable[str],
+        reward: str | Reward,
+        batches: int,
+        step_ahead: float | None,
+        sketch: int | str | None,
+        decay: float,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self._names, self._dev_names = tuple(names), tuple(dev_names)
+        self._prober, self._sources = prober, sources
+        self._reward, self._batches, self._step_ahead, self._sketch = reward, batches, step_ahead, sketch
+        self._sketcher = sketcher_of(sketch)
+        self._optimizer, self._decay = optimizer, decay
+        self._meet_parameters()
+        self._priority: priorities.Priority = "regular"
+        self._dev_losses: dict[str, float] | None = None
+        self._rounds = 0
+
+    def _meet_parameters(self) -> None:
+        prober = self._prober
+        self._metric = None if self._optimizer is None else AdamMetric(self._optimizer, prober)
+        self._averages = None
+        if self._reward == "moving-average":
+            self._averages = MovingAverages(dict(zip(prober.names, prober.params, strict=True)), self._decay)
+
+    def meet_new_parameters(self) -> None:
+        self._prober.meet_parameters()
+        self._meet_parameters()
+
+    @property
+    def priority(self) -> priorities.Priority:
+        return self._priority
+
+    @priority.setter
+    def priority(self, priority: priorities.Priority) -> None:
+        priorities.check(priority, self._dev_names)
+        self._priority = dict(priority) if isinstance(priority, Mapping) else priority
+
+    @property
+    def dev_losses(self) -> dict[str, float] | None:
+        return self._dev_losses
+
+    @dev_losses.setter
+    def dev_losses(self, losses: Mapping[str, float] | None) -> None:
+        if losses is not None:
+            check_names("Balancer.dev_losses", self._dev_names, losses)
+            if bad := [name for name in losses if not math.isfinite(losses[name])]:
+                raise ValueError(f"Balancer.dev_losses: losses must be finite, but {bad[0]!r} is {losses[bad[0]]}.")
+        self._dev_losses = None if losses is None else {name: float(losses[name]) for name in self._dev_names}
+
+    def observe(self, name: str) -> None:
+        """For moving averages: .grad now holds a gradient of this dataset."""
+        if name not in self._names:
+            check_names("Balancer.observe", self._names, [*self._names, name])
+        if self._averages is None:
+            return
+        if self._prober.replicas.size > 1:
+            raise ValueError(
+                "Balancer.observe: gradients averaged over replicas may mix datasets. Leave the call out: "
+                "the moving average is then over the probe gradients of successive updates."
+            )
+        self._averages.observe(name)
+
+    def estimate(self, agreed: Mapping[str, Any]) -> Estimate:
+        """One round of probes. agreed: {what: value} that must be the same on every rank, or nothing is right."""
+        with self._prober.invisible():
+            self._check_replicas(agreed)
+            dev_batches = self._dev_batches()
+            ranking = self._ranking(dev_batches)
+            weights = self._weights(ranking)
+            losses, findings = Losses(len(self._names) if self._step_ahead else 1), Findings(weights)
+            findings.check("loss", "dev set", ranking)
+            direction = None if callable(self._reward) else Direction(weights, STABILIZED[self._reward])
+            table = None if self._sketch is None else self._new_table()
+            sweep(
+                self._dev_gradients(dev_batches, weights),
+                self._train_gradients(findings),
+                [each for each in (losses, findings, direction, table) if each is not None],
+                ahead=partial(self._prober.moved, step=self._step_ahead) if self._step_ahead else None,
+                metric=None if self._metric is None else self._metric.applied,
+            )
+        self._rounds += 1
+        alignment = None if table is None else table.alignment(losses, self._names)
+        rewards = self._rewards(direction, alignment, weights)
+        findings.check("reward", "dataset", rewards)
+        notes = [f"{what} is zero: its cosine counts as 0" for what in dict.fromkeys(findings.zero)]
+        if direction is not None and direction.cancelled:
+            notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
+        return Estimate(rewards, losses.of_dev, losses.of_train, weights, alignment, findings.trouble(), tuple(notes))
+
+    def _check_replicas(self, agreed: Mapping[str, Any]) -> None:
+        """Ranks that disagree would average gradients of different things, wait for each other, or drift apart."""
+        mine = {
+            "datasets, or another order of them": self._names,
+            "dev sets, or another order of them": self._dev_names,
+            "priorities": "a function" if callable(self._priority) else self._priority,
+            "dev_losses (set them on every rank)": self._dev_losses,
+            "seeds, batches or numbers of updates": (self._prober.seed, self._batches, self._rounds),
+            **agreed,
+        }
+        first, *others = self._prober.replicas.gathered(mine)
+        for what, value in first.items():
+            if any(other[what] != value for other in others):
+                raise ValueError(f"Balancer: the ranks have different {what}.")
+
+    def _batches_of(self, role: str, name: str) -> Iterator[Any]:
+        replicas = self._prober.replicas
+        return self._sources.batches(role, name, self._rounds, self._batches, replicas.rank, replicas.size)
+
+    def _dev_batches(self) -> dict[str, Iterable[Any]]:
+        """Drawn one dev set at a time, or kept where step-ahead or a ranking needs them more than once."""
+        lazily: dict[str, Iterable[Any]] = {name: self._batches_of("dev", name) for name in self._dev_names}
+        if self._step_ahead is None and not self._ranks_by_probe():
+            return lazily
+        with self._prober.replicas.failing_together():
+            return {name: list(batches) for name, batches in lazily.items()}
+
+    def _ranks_by_probe(self) -> bool:
+        return priorities.needs_losses(self._priority) and self._dev_losses is None
+
+    def _ranking(self, batches: Mapping[str, Iterable[Any]]) -> dict[str, float]:
+        """The dev losses by which priorities rank: of the last validation, or of a forward pass where one is needed."""
+        if not self._ranks_by_probe():
+            return self._dev_losses or dict.fromkeys(self._dev_names, 0.0)
+        return {
+            name: self._prober.loss(("dev", name, self._rounds), batches[name], self._batches)
+            for name in self._dev_names
+        }
+
+    def _weights(self, ranking: Mapping[str, float]) -> dict[str, float]:
+        finite = all(map(math.isfinite, ranking.values()))  # if not, the mixture will not move
+        with self._prober.replicas.failing_together():
+            weights = priorities.weights_of(self._priority if finite else "regular", ranking)
+        weights = self._prober.replicas.gathered(weights)[0]
+        return {name: weights[name] for name in self._dev_names}
+
+    def _dev_gradients(self, batches: Mapping[str, Iterable[Any]], weights: Mapping[str, float]) -> dict[str, Taken]:
+        """Of the dev sets that count; a table is asked for to see all."""
+        return {
+            name: partial(self._prober.gradient, ("dev", name, self._rounds), batches[name], self._batches)
+            for name in self._dev_names
+            if weights[name] or self._sketch is not None
+        }
+
+    def _train_gradients(self, findings: Findings) -> dict[str, Taken]:
+        def probed(name: str) -> tuple[Gradient, float]:
+            key = ("train", name, self._rounds)
+            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._batches)
+            if self._step_ahead or self._averages:  # before the dev sets see it, or an average leaves it out
+                findings.check("gradient", "dataset", {name: norm(gradient)})
+            return gradient, loss
+
+        def averaged(name: str, averages: MovingAverages) -> tuple[Gradient, float | None]:
+            if averages.observed(name):
+                return averages[name], None
+            gradient, loss = probed(name)
+            averages.add(name, gradient)
+            return averages[name], loss
+
+        if self._averages is None:
+            return {name: partial(probed, name) for name in self._names}
+        return {name: partial(averaged, name, self._averages) for name in self._names}
+
+    def _new_table(self) -> Table:
+        return Table(self._prober.params, self._prober.names, self._sketcher, self._step_ahead is not None)
+
+    def _rewards(
+        self, direction: Direction | None, alignment: Alignment | None, weights: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The same bits on every rank."""
+        with self._prober.replicas.failing_together():
+            rewards = self._custom_rewards(alignment, weights) if direction is None else direction.rewards
+        gathered: list[dict[str, float]] = self._prober.replicas.gathered(rewards)
+        return gathered[0]
+
+    def _custom_rewards(self, alignment: Alignment | None, weights: Mapping[str, float]) -> dict[str, float]:
+        assert callable(self._reward)
+        assert alignment is not None
+        given = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
+        values = self._reward(alignment, given)
+        if not isinstance(values, Tensor):
+            raise TypeError(f"Balancer: the reward function must return a tensor, got {type(values).__name__}.")
+        if values.shape != (len(self._names),):
+            raise ValueError(
+                f"Balancer: the reward function must return one number for each of the {len(self._names)} datasets, "
+                f"but the shape is {tuple(values.shape)}."
+            )
+        return dict(zip(self._names, values.tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, and under "tensors" what is not."""
+        return {
+            "seed": self._prober.seed,
+            "rounds": self._rounds,
+            "priority": None if callable(self._priority) else self._priority,
+            "dev_losses": self._dev_losses,
+            **self._sources.state_dict(),
+            "averages": None if self._averages is None else self._averages.state_dict(),
+            "tensors": {} if self._averages is None else self._averages.tensors(),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` could not go on from."""
+        check_names("Balancer: state", self._names, state["train"])
+        check_names("Balancer: state", self._dev_names, state["dev"])
+        if (self._averages is None) != (state["averages"] is None):
+            raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
+        if state["priority"] is None and not callable(self._priority):
+            raise ValueError("Balancer: the priority of the state was a function; give it at construction again.")
+        if state["priority"] is not None:
+            priorities.check(state["priority"], self._dev_names)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Where the state does not fit, an error, and nothing has changed."""
+        self.check_state(state)
+        sources = self._sources.loaded(state, state["seed"])
+        self.dev_losses = state["dev_losses"]
+        if self._averages is not None:
+            self._averages.load_state_dict(state["averages"], state["tensors"])
+        # What can be refused has been by now.
+        self._prober.seed, self._sources, self._rounds = state["seed"], sources, int(state["rounds"])
+        if state["priority"] is not None:
+            self.priority = state["priority"]
