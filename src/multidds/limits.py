@@ -53,5 +53,6 @@ def passes_left(
     if left <= 0:
         return {}
     return {
-        name: (0.0, min(1.0, max(0.0, passes * sizes[name] - drawn[name]) / left)) for name, passes in max_passes.items()
+        name: (0.0, min(1.0, max(0.0, passes * sizes[name] - drawn[name]) / left))
+        for name, passes in max_passes.items()
     }

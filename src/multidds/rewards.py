@@ -27,6 +27,18 @@ def multidds_s(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
     return _weights(alignment, weights) @ alignment.cosines()
 
 
+def redraw_noise(first: Tensor, second: Tensor) -> Tensor:
+    """The standard error of rewards [train] from those of the two halves of their probe, one draw each.
+
+    What all rewards have in common is left out: it moves no mixture. Half of the difference of two halves has the
+    variance of their mean.
+    """
+    difference = first - second
+    centred = difference - difference.mean()
+    n = len(centred)
+    return centred.abs() / 2 * (n / max(n - 1, 1)) ** 0.5
+
+
 def _weights(alignment: Alignment, weights: Tensor | None) -> Tensor:
     if weights is None:
         return torch.full(
