@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from toys import batch, dataset, loss
 
 from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of, interleave, probe
+from multidds.replicas import place_among_ranks, ranks
 
 NAMES = ("a", "b", "c")
 DEV = ("x", "y")
@@ -243,3 +244,22 @@ def close_to(got, expected):
             close_to(a, b)
     else:
         assert got == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_process_alone_is_rank_0_of_1_unless_it_is_told_otherwise():
+    assert ranks() == place_among_ranks("Here", None, None) == (0, 1)
+    assert place_among_ranks("Here", 2, 3) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "message"),
+    [
+        (None, 2, "Here: give both rank and world_size, or neither."),
+        (1, None, "Here: give both rank and world_size, or neither."),
+        (2, 2, "Here: rank must be between 0 and world_size - 1, but it is 2 of 2."),
+        (-1, 2, "Here: rank must be between 0 and world_size - 1, but it is -1 of 2."),
+    ],
+)
+def test_a_place_among_ranks_that_cannot_be_is_refused(rank, world_size, message):
+    with pytest.raises(ValueError, match=message):
+        place_among_ranks("Here", rank, world_size)

@@ -8,13 +8,11 @@ import copy
 import inspect
 import logging
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -26,8 +24,8 @@ from .balancer import Balancer
 from .checks import check_names, check_whole
 from .mixture import Mixture, check_mixture
 from .probing import Loss
-from .randomness import derive
-from .replicas import Replicas
+from .randomness import derive, random_states, set_random_states
+from .replicas import Replicas, ranks
 from .sampling import MixtureSampler
 from .sources import batches_of
 from .update import Update
@@ -37,7 +35,6 @@ _REFUSED = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}  # su
 _OURS = ("sampler", "batch_sampler", "shuffle", "drop_last", "generator")  # options that the mixture decides
 _INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, flags: the prober's
 _CONTAINERS = (list, dict, set, deque)
-_CPU = torch.device("cpu")
 _log = logging.getLogger("multidds")
 
 
@@ -81,7 +78,7 @@ class MixedLoader:
 
     def __len__(self) -> int:
         """Batches of an epoch: as many examples as there are in all datasets, whatever the mixture draws."""
-        return -(-sum(self._sizes.values()) // (self.batch_size * Replicas(_CPU).size))
+        return -(-sum(self._sizes.values()) // (self.batch_size * ranks()[1]))
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: Lightning asks for iterators before it loads a checkpoint, and nothing may be drawn then.
@@ -96,7 +93,7 @@ class MixedLoader:
         sampler = self._draws
         sampler.load_state_dict(sampler.state_dict(self._consumed))  # back over what an abandoned iterator read ahead
         # Seeds of workers from a generator of its own: the model's random numbers do not change with the loader.
-        generator = torch.Generator().manual_seed(derive(self._seed, "workers", Replicas(_CPU).rank, self._consumed))
+        generator = torch.Generator().manual_seed(derive(self._seed, "workers", ranks()[0], self._consumed))
         dataset: ConcatDataset[Any] = ConcatDataset(self.train_sets.values())
         return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
 
@@ -211,7 +208,7 @@ class BalanceCallback(Callback):
         self._steps = int(state["steps"])
         replicas = Replicas(pl_module.device)
         if len(state["random"]) == replicas.size:
-            _set_random_states(pl_module.device, state["random"][replicas.rank])
+            set_random_states(pl_module.device, state["random"][replicas.rank])
         self._follow(trainer)  # saved after an optimizer step, but before this callback heard of it
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -257,7 +254,8 @@ class BalanceCallback(Callback):
             "mixture": self.mixture.state_dict(),
             "balancer": self.balancer.state_dict(),
             "loader": self._loader.state_dict(unfinished),
-            "random": Replicas(device).gathered(_random_states(device)),
+            # What Lightning does not save: without it dropout after a resume is not that of an uninterrupted run.
+            "random": Replicas(device).gathered(random_states(device)),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -419,27 +417,3 @@ def _put_back(value: Any, content: Any) -> None:
         value.extend(items)
     else:
         value.update(items)
-
-
-def _random_states(device: torch.device) -> dict[str, Any]:
-    """What Lightning does not save: without it dropout after a resume is not that of an uninterrupted run."""
-    version, words, gauss = random.getstate()
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "python": [version, torch.tensor(words), gauss],
-        "numpy": [kind, torch.tensor(np.asarray(keys).astype(np.int64)), *rest],
-        "torch": torch.get_rng_state(),
-    }
-    if device.type != "cpu":
-        state["device"] = torch.get_device_module(device).get_rng_state(device)
-    return state
-
-
-def _set_random_states(device: torch.device, state: Mapping[str, Any]) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"].cpu())
-    if device.type != "cpu" and "device" in state:
-        torch.get_device_module(device).set_rng_state(state["device"].cpu(), device)

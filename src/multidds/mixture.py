@@ -5,7 +5,6 @@ and no randomness: `sampling` draws, `balancer` moves. Section 2 of the paper ("
 """
 
 import math
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,6 @@ from typing import Any
 from .checks import check_names, listed
 
 _SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
-_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")  # safe in file names, logs and pages
 _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
 
 
@@ -194,11 +192,8 @@ def _checked_names(where: str, names: Iterable[str]) -> tuple[str, ...]:
     if not names:
         raise ValueError(f"{where}: there must be at least one dataset.")
     for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(
-                f"{where}: names are made of letters, digits, '.', '_' and '-', without a leading dot, "
-                f"but one is {name!r}."
-            )
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: names must be strings that are not empty, but one is {name!r}.")
     return names
 
 

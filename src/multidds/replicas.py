@@ -1,6 +1,7 @@
-"""What the processes of a data-parallel training do together: averages, and failing as one.
+"""What the processes of a data-parallel training do together: knowing their place, averaging, failing as one.
 
-Without an initialised torch.distributed process group there is one replica, and all of this is free.
+Only this file asks torch.distributed. Without an initialised process group there is one replica, and all of this is
+free.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,13 +13,29 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def ranks(group: Any = None) -> tuple[int, int]:
+    """(rank, world size) of this process in a group, by default in that of all processes; alone it is 0 of 1."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def place_among_ranks(where: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world size) as given, or as torch.distributed says where neither is."""
+    if rank is None and world_size is None:
+        return ranks()
+    if rank is None or world_size is None:
+        raise ValueError(f"{where}: give both rank and world_size, or neither.")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"{where}: rank must be between 0 and world_size - 1, but it is {rank} of {world_size}.")
+    return rank, world_size
+
+
 class Replicas:
     """The processes that train the same model now; made anew for every update."""
 
     def __init__(self, device: torch.device, group: Any = None) -> None:
-        together = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank(group) if together else 0
-        self.size = dist.get_world_size(group) if together else 1
+        self.rank, self.size = ranks(group)
         self._device = device  # where the backend can reduce a number: with NCCL not the CPU
         self._group = group  # the process group of a DDP model; None is all processes
 

@@ -163,7 +163,7 @@ def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):
         "train.patience=3",
     )  # fmt: skip
     at = train(config, tmp_path / "run", Silent())
-    assert at.finished in ("4 epochs", "no better dev loss in 3 epochs")
+    assert at.finished in ("4 epochs", "no better dev loss in 3 validations")
     found = records(tmp_path / "run")
     validations = [record for record in found if record["kind"] == "validation"]
     assert [record["epoch"] for record in validations] == list(range(1, len(validations) + 1))

@@ -7,6 +7,8 @@ import json
 import math
 import random
 
+from multidds.nmt.names import file_name
+
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
 
 
@@ -86,7 +88,7 @@ def score(folder, names, setting, rng, quality):
             for line in references
         ]
         for place, lines in (("hypotheses", hypotheses), ("references", references)):
-            (folder / place / f"{name}.txt").write_text("".join(line + "\n" for line in lines))
+            (folder / place / f"{file_name(name)}.txt").write_text("".join(line + "\n" for line in lines))
         pairs[name] = {"sentences": len(references)}
         for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
             pairs[name][key] = metric.corpus_score(hypotheses, [references]).score

@@ -120,17 +120,19 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source, behind its tag if it has one, and target of sentence pair i, without <s> and </s>."""
+        source = self.source[self.source_offsets[i] : self.source_offsets[i + 1]]
+        target = self.target[self.target_offsets[i] : self.target_offsets[i + 1]]
+        return source if self.tag is None else np.concatenate([[self.tag], source]), target
+
 
 Item = tuple[Sentences, int]
 
 
 def assemble(items: list[Item]) -> Batch:
-    sources, targets = [], []
-    for sentences, i in items:
-        source = sentences.source[sentences.source_offsets[i] : sentences.source_offsets[i + 1]]
-        sources.append(source if sentences.tag is None else np.concatenate([[sentences.tag], source]))
-        targets.append(sentences.target[sentences.target_offsets[i] : sentences.target_offsets[i + 1]])
-    return packed(sources, targets, tuple(dict.fromkeys(sentences.name for sentences, _ in items)))
+    sources, targets = zip(*(sentences.tokens(i) for sentences, i in items), strict=True)
+    return packed(list(sources), list(targets), tuple(dict.fromkeys(sentences.name for sentences, _ in items)))
 
 
 def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:

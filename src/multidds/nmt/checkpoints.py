@@ -1,6 +1,5 @@
-"""Checkpoints as safetensors files: tensors, and one JSON text beside them. Written whole or not at all; no pickle."""
+"""Checkpoints as safetensors files: tensors, and one JSON text beside them; no pickle."""
 
-import contextlib
 import json
 import os
 import re
@@ -9,26 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .files import PARTIAL, whole_file
 
 FORMAT = "multidds-1"
 
 
 def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Atomically: a reader finds the old file or the new one, whatever happens in between."""
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    metadata = {"format": FORMAT, "state": json.dumps(state)}
     try:
-        metadata = {"format": FORMAT, "state": json.dumps(state)}
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
-        partial.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with whole_file(path) as partial:
+            whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+            save_file(whole, partial, metadata=metadata)
+            partial.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
     except Exception as error:  # a full disk comes as an OSError or as safetensors' own error
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error}") from None
 
 
@@ -89,7 +83,7 @@ def newest(run: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 def prune(run: Path, keep: int) -> None:
     for path in listed(run)[:-keep]:
         path.unlink(missing_ok=True)
-    for path in (run / "checkpoints").glob("*.partial"):
+    for path in (run / "checkpoints").glob(f"*{PARTIAL}"):
         path.unlink(missing_ok=True)
 
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .errors import UserError
+from .names import printable
 
 app = typer.Typer(
     name="multidds",
@@ -36,11 +37,13 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err.print(f"multidds: {clean(str(error))}", markup=False, highlight=False)
+        err.print(f"multidds: {printable(str(error))}", markup=False, highlight=False)
         raise SystemExit(2) from None
     except OSError as error:  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
-        err.print(f"multidds: {clean(where)}{clean(error.strerror or str(error))}", markup=False, highlight=False)
+        err.print(
+            f"multidds: {printable(where)}{printable(error.strerror or str(error))}", markup=False, highlight=False
+        )
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
@@ -50,11 +53,6 @@ def main() -> None:
     except KeyboardInterrupt:
         err.print("multidds: stopped.")
         raise SystemExit(130) from None
-
-
-def clean(text: str) -> str:
-    """Control characters from data or names come out as text, not as commands to the terminal."""
-    return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in text)
 
 
 @corpora.command()
@@ -72,7 +70,7 @@ def catalogues(
 
     with _bar("catalogues") as say:
         manifest, made = build(folder, [code for code in languages.split(",") if code.strip()], list_, say)
-    table = Table("language", *SPLITS, title=escape(clean(str(folder))))
+    table = Table("language", *SPLITS, title=escape(printable(str(folder))))
     for column in table.columns[1:]:
         column.justify = "right"
     for name, facts in manifest["languages"].items():
@@ -80,7 +78,7 @@ def catalogues(
     out.print(table)
     licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
     out.print(
-        clean(f"The text belongs to its projects: {licences}. See README.md there."), markup=False, highlight=False
+        printable(f"The text belongs to its projects: {licences}. See README.md there."), markup=False, highlight=False
     )
     if not made:
         out.print("Nothing has changed since the last call.")
@@ -101,11 +99,11 @@ def prepare(
     with _bar("prepare") as say:
         made = run(config, processes, say)
     prepared = Prepared(config)
-    table = Table("pair", "train", "dev", "test", "dropped", title=escape(clean(str(config.data.folder))))
+    table = Table("pair", "train", "dev", "test", "dropped", title=escape(printable(str(config.data.folder))))
     for name, splits in prepared.manifest["pairs"].items():
         dropped = Counter(splits["train"]["dropped"]) + Counter(splits["dev"]["dropped"])
         cells = [f"{splits[split]['pairs']:,}" if split in splits else "-" for split in ("train", "dev", "test")]
-        table.add_row(name, *cells, ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "-")
+        table.add_row(_shown(name), *cells, ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "-")
     out.print(table)
     sizes = prepared.manifest["vocabulary"]
     out.print(f"{prepared.manifest['direction']}, {sizes['source']:,} source and {sizes['target']:,} target tokens.")
@@ -138,12 +136,18 @@ def train(
     with Terminal() if out.is_terminal else Plain() as show:
         at = start(config, run, show)
     if at.finished:
-        out.print(
-            f"Finished after {at.step} steps ({at.finished}); best dev loss {at.best:.4f} at step {at.best_step}."
+        from .validation import MEASURES
+
+        which = "last" if config.train.select == "last" else "best"
+        value = (
+            "" if at.best is None else f"; {which} {MEASURES[config.train.select]} {at.best:.4f} at step {at.best_step}"
         )
-        out.print(clean(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}"), markup=False, highlight=False)
+        out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
+        out.print(printable(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}"), markup=False, highlight=False)
     else:
-        out.print(clean(f"Stopped and saved after step {at.step}. To go on: {again}"), markup=False, highlight=False)
+        out.print(
+            printable(f"Stopped and saved after step {at.step}. To go on: {again}"), markup=False, highlight=False
+        )
 
 
 @app.command()
@@ -199,14 +203,14 @@ def evaluate(
             run_evaluation(against, threads, say)
             say("paired bootstrap")
             compared = compare(run, against)
-    table = Table("pair", "sentences", "BLEU", "chrF", title=escape(clean(str(run))))
+    table = Table("pair", "sentences", "BLEU", "chrF", title=escape(printable(str(run))))
     for column in table.columns[1:]:
         column.justify = "right"
     if against is not None:
-        table.add_column(escape(clean(str(against))), justify="right")
+        table.add_column(escape(printable(str(against))), justify="right")
         table.add_column("p", justify="right")
     for name, pair in scores["pairs"].items():
-        row = [name, f"{pair['sentences']:,}", f"{pair['bleu']:.2f}", f"{pair['chrf']:.2f}"]
+        row = [_shown(name), f"{pair['sentences']:,}", f"{pair['bleu']:.2f}", f"{pair['chrf']:.2f}"]
         if against is not None and name in compared:
             both = compared[name]
             star = "*" if both["p"] < 0.05 else ""
@@ -241,7 +245,7 @@ def experiment(
         raise UserError(f"--only {only}: matches none of the {len(runs)} runs, such as {runs[0].name}.")
     if dry_run:
         for line in display.commands(jobs):
-            out.print(clean(line), markup=False, highlight=False)
+            out.print(printable(line), markup=False, highlight=False)
         return
     with display.LiveTable(out) if out.is_terminal else display.Lines() as show:
         runner = Runner(jobs, parallel or wanted.parallel, show)
@@ -249,17 +253,17 @@ def experiment(
     out.print(display.final_table(jobs, wanted.folder))
     for job in jobs:
         if job.state == "failed":
-            out.print(clean(f"failed: {job.run.name}: {job.reason}"), markup=False, highlight=False)
+            out.print(printable(f"failed: {job.run.name}: {job.reason}"), markup=False, highlight=False)
     if runner.stopped:
         given = [("--parallel", parallel), ("--only", only)]
         again = [str(part) for pair in given if pair[1] is not None for part in pair]
         command = shlex.join(["multidds", "experiment", str(file), *again])
-        out.print(clean(f"Stopped. To go on: {command}"), markup=False, highlight=False)
+        out.print(printable(f"Stopped. To go on: {command}"), markup=False, highlight=False)
         raise SystemExit(130)
     if any(job.state == "failed" for job in jobs):
         raise SystemExit(1)
     report = shlex.join(["multidds", "report", str(wanted.folder)])
-    out.print(clean(f"Next: {report}"), markup=False, highlight=False)
+    out.print(printable(f"Next: {report}"), markup=False, highlight=False)
 
 
 @app.command()
@@ -289,8 +293,8 @@ def report(
             )
         out.print(table)
     for sentence in made.summaries:
-        out.print(clean(sentence), markup=False, highlight=False)
-    out.print(clean(str(made.page)), markup=False, highlight=False)
+        out.print(printable(sentence), markup=False, highlight=False)
+    out.print(printable(str(made.page)), markup=False, highlight=False)
 
 
 @app.command()
@@ -332,7 +336,7 @@ def mixture(
 
 def _shown(text: str) -> str:
     """Text from data or configs, as a cell of a table."""
-    return escape(clean(text))
+    return escape(printable(text))
 
 
 def _standard_input() -> Iterator[str]:
@@ -352,14 +356,14 @@ def _bar(title: str) -> Iterator[Any]:
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         yield lambda what, done, total: progress.update(
-            task, description=escape(clean(what)), completed=done, total=total
+            task, description=escape(printable(what)), completed=done, total=total
         )
 
 
 @contextmanager
 def _spinner() -> Iterator[Any]:
     with err.status("") as status:
-        yield lambda text: status.update(escape(clean(text)))
+        yield lambda text: status.update(escape(printable(text)))
 
 
 class Plain:
@@ -375,7 +379,7 @@ class Plain:
         pass
 
     def line(self, text: str) -> None:
-        print(clean(text), flush=True)
+        print(printable(text), flush=True)
 
     log = line
 
@@ -407,10 +411,10 @@ class Terminal:
             largest = sorted(self._facts["mixture"].items(), key=lambda item: -item[1])[:4]
             shown.append(" ".join(f"{name} {p:.0%}" for name, p in largest))
         text = f"step {self._facts.get('step', 0)} epoch {self._facts.get('epoch', 0)}  " + "  ".join(shown)
-        self._progress.update(self._task, completed=fraction, description=escape(clean(text)))
+        self._progress.update(self._task, completed=fraction, description=escape(printable(text)))
 
     def line(self, text: str) -> None:
-        self._progress.console.print(clean(text), markup=False, highlight=False)
+        self._progress.console.print(printable(text), markup=False, highlight=False)
 
     def log(self, text: str) -> None:
         pass  # the bar shows it

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import UserError
+from .names import file_name
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 VOCABULARY = "vocabulary"  # the folder of a run with its vocabularies and sentencepiece models
@@ -25,7 +26,7 @@ Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Threads = Annotated[int, Field(ge=0, le=4096)]
-Language = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
+Language = Annotated[str, Field(min_length=1)]
 # What may differ between the config of a run and the one it is to go on with.
 MAY_GROW = ("train.max_steps", "train.max_epochs")
 HARMLESS = ("data.setting", "train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
@@ -83,9 +84,15 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
-        names = [pair.name for pair in self.pairs]
-        for i, name in enumerate(names):
-            if name in names[:i]:
+        for names in (self.names, (*self.sources, *self.targets)):
+            files: dict[str, str] = {}
+            for name in names:
+                if (other := files.setdefault(file_name(name).lower(), name)) != name:
+                    raise ValueError(
+                        f"{other!r} and {name!r} differ only in case, which not all file systems tell apart"
+                    )
+        for i, name in enumerate(self.names):
+            if name in self.names[:i]:
                 raise ValueError(f"the language pair {name!r} is there twice")
         for pair in self.pairs:
             if pair.source == pair.target:
@@ -161,6 +168,10 @@ class Train(Section):
     compile: bool = False
     device: str = "auto"
     threads: Threads = 0
+    average: Count = 0
+    validate_every: Count = 0
+    select: Literal["loss", "accuracy", "soft-bleu", "translation", "last"] = "loss"
+    select_sentences: Positive = 100
     patience: Count = 0
     save_every: Positive = 1000
     keep: Positive = 2
@@ -172,6 +183,11 @@ class Train(Section):
         if self.tokens < self.batch_tokens:
             raise ValueError(
                 f"tokens (per step) must be at least batch_tokens, but they are {self.tokens} and {self.batch_tokens}"
+            )
+        if self.patience and self.select == "last":
+            raise ValueError(
+                f"patience = {self.patience} waits for a better model, but select = 'last' takes every model for "
+                "better; choose another select, or patience = 0"
             )
         return self
 

@@ -4,6 +4,7 @@ import json
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from multidds import Mixture
@@ -11,6 +12,7 @@ from multidds import Mixture
 from .batches import Sentences
 from .budget import passes, share, within_budget
 from .config import Config
+from .names import printable
 from .parts import model_of, planned_sentences, planned_steps, prior_of
 from .prepare import Prepared
 
@@ -52,7 +54,7 @@ def describe(config: Config, console: Console) -> None:
         column.justify = "right"
     for name, size in sizes.items():
         passes_of = [f"{mixture[name] * planned / size:,.1f}" for mixture in rules.values()]
-        table.add_row(name, f"{size:,}", f"{prior[name]:.2%}", *passes_of)
+        table.add_row(escape(printable(name)), f"{size:,}", f"{prior[name]:.2%}", *passes_of)
     console.print(table)
 
 

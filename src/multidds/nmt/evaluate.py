@@ -16,6 +16,8 @@ from sacrebleu.significance import PairedTest, Result
 
 from .config import read_run
 from .errors import UserError
+from .files import write_whole
+from .names import file_name
 from .prepare import Prepared
 from .translate import Translator, export
 
@@ -40,8 +42,6 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
     translator = Translator(run, threads)
     pairs: dict[str, Any] = {}
     signatures: dict[str, str] = {}
-    for folder in ("hypotheses", "references"):
-        (run / folder).mkdir(exist_ok=True)
     for pair in config.data.pairs:
         say(f"translating {pair.name}")
         sources = prepared.test_lines(pair.name, "source")
@@ -49,7 +49,7 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
         hypotheses = list(translator.translate(sources, pair.source, pair.target, long_lines="split"))
         for folder, lines in (("hypotheses", hypotheses), ("references", references)):
             text = "".join(line + "\n" for line in lines)
-            (run / folder / f"{pair.name}.txt").write_text(text, encoding="utf-8", newline="\n")
+            write_whole(run / folder / f"{file_name(pair.name)}.txt", text)
         pairs[pair.name] = {"sentences": len(references)}
         for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
             pairs[pair.name][key] = metric.corpus_score(hypotheses, [references]).score
@@ -57,9 +57,7 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
     averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
     scores = {"pairs": pairs, "average": averages, "signatures": signatures, "model": stamp, "settings": settings}
     scores |= {"data": facts["data"], "seed": config.train.seed}
-    partial = run / "scores.json.partial"
-    partial.write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-    partial.replace(run / "scores.json")
+    write_whole(run / "scores.json", json.dumps(scores, indent=1) + "\n")
     return scores
 
 
@@ -86,7 +84,7 @@ def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, 
 
 def _lines(run: Path, folder: str, pair: str) -> list[str]:
     try:
-        return (run / folder / f"{pair}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return (run / folder / f"{file_name(pair)}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
         raise UserError(f"{run}: has no {folder} of {pair!r}; run 'multidds evaluate' on it.") from None
 
@@ -99,5 +97,7 @@ def _existing(run: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(scores, dict) or not {"model", "settings", "data", "pairs"} <= scores.keys():
         return None
-    texts = [run / folder / f"{name}.txt" for name in scores["pairs"] for folder in ("hypotheses", "references")]
+    texts = [
+        run / folder / f"{file_name(name)}.txt" for name in scores["pairs"] for folder in ("hypotheses", "references")
+    ]
     return scores if all(path.exists() for path in texts) else None

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .cli import clean
 from .errors import UserError
 from .experiment_runner import Job, to_do
+from .names import printable
 
 RUNNING = ("preparing", "training", "evaluating")
 _EVERY = 30.0  # seconds between lines about a run, where there is no terminal
@@ -33,7 +33,7 @@ class Lines:
         pass
 
     def line(self, text: str) -> None:
-        print(clean(text), flush=True)
+        print(printable(text), flush=True)
 
     def changed(self, job: Job) -> None:
         facts = _facts(job) if job.state in ("done", "skipped", "stopped") else ""
@@ -66,7 +66,7 @@ class LiveTable:
         self._live.stop()
 
     def line(self, text: str) -> None:
-        self._console.print(clean(text), markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def changed(self, job: Job) -> None:
         self._last = 0.0
@@ -118,7 +118,7 @@ def live_table(jobs: Sequence[Job], height: int) -> Group:
 
 
 def final_table(jobs: Sequence[Job], folder: Path) -> Table:
-    table = Table("setting", "method", "seed", "state", "BLEU", "best dev loss", title=escape(clean(str(folder))))
+    table = Table("setting", "method", "seed", "state", "BLEU", "best dev loss", title=escape(printable(str(folder))))
     for column in (table.columns[2], *table.columns[4:]):
         column.justify = "right"
     for job in jobs:

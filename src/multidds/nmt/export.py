@@ -76,11 +76,13 @@ def written(mixture: Mapping[str, float], format_: str, template: str | None) ->
     template = usual if template is None else template
     if "{name}" not in template:
         raise UserError(f"--data {template}: must contain {{name}}, which stands for the name of a dataset.")
-    if format_ == "megatron" and any(c.isspace() for c in template):
-        raise UserError(f"--data {template}: Megatron splits its list of paths at spaces; use a path without them.")
+    filled = {name: template.replace("{name}", name) for name in mixture}
+    for text in filled.values() if format_ == "megatron" else ():
+        if " " in text or not text.isprintable():
+            raise UserError(f"--data {template}: Megatron splits its list of paths at spaces, but one is {text!r}.")
     # fairseq looks every dataset up; the others refuse one of probability 0, or wait for it to end.
     keep_zeros = write is _json
-    return write({template.replace("{name}", name): p for name, p in mixture.items() if p > 0 or keep_zeros})
+    return write({filled[name]: p for name, p in mixture.items() if p > 0 or keep_zeros})
 
 
 def _json(mixture: dict[str, float]) -> str:

@@ -6,6 +6,7 @@ random comes from torch's default generator. Parameters and the order of operati
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -209,17 +210,12 @@ def summed_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, smoothi
 class _SummedCrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, train: bool) -> Tensor:
-        rows, words = hidden.shape[0], weight.shape[0]
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        size = max(1, min(rows, _LOGITS // words))
-        buffer = hidden.new_empty(size, words)
         loss = hidden.new_zeros((), dtype=wide)
         grad_hidden = torch.empty_like(hidden) if train else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if train else None
-        for start in range(0, rows, size):
-            part = slice(start, min(start + size, rows))
-            logits = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - start]).to(wide)
-            log_p = torch.log_softmax(logits, -1, out=logits)
+        words = weight.shape[0]
+        for part, log_p in _chunks(hidden, weight):
             correct = target[part, None]
             loss -= (1 - smoothing) * log_p.gather(1, correct).sum()
             if smoothing:
@@ -228,12 +224,7 @@ class _SummedCrossEntropy(Function):
                 # d loss / d logits is p - smoothing / V, and 1 - smoothing less for the correct word.
                 grad = log_p.exp_().sub_(smoothing / words)
                 grad.scatter_add_(1, correct, grad.new_full((1, 1), smoothing - 1).expand_as(correct))
-                grad = grad.to(hidden.dtype)
-                torch.mm(grad, weight, out=grad_hidden[part])
-                if wide == hidden.dtype:
-                    grad_weight.addmm_(grad.t(), hidden[part])
-                else:
-                    grad_weight += grad.t() @ hidden[part]
+                _add_gradients(grad, hidden[part], weight, grad_hidden[part], grad_weight)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
@@ -242,3 +233,48 @@ class _SummedCrossEntropy(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad.to(grad_hidden.dtype), (grad_weight * grad).to(grad_hidden.dtype), None, None, None
+
+
+def token_scores(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a validation measures, without gradients, from one pass over the logits in chunks of rows.
+
+    (the summed cross entropy, as above without smoothing []; the log-probability of each correct token [R];
+    whether it is the model's first choice [R]).
+    """
+    device = hidden.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        narrow = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return token_scores(hidden.to(narrow), weight.to(narrow), target)
+    correct_log_p = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
+    hits = torch.empty_like(target, dtype=torch.bool)
+    loss = correct_log_p.new_zeros(())
+    with torch.no_grad():
+        for part, log_p in _chunks(hidden, weight):
+            found = log_p.gather(1, target[part, None])
+            loss -= found.sum()
+            correct_log_p[part] = found[:, 0]
+            torch.eq(log_p.argmax(-1), target[part], out=hits[part])
+    return loss, correct_log_p, hits
+
+
+def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, log_softmax of their logits), which the next chunk may overwrite and the caller too."""
+    rows, words = hidden.shape[0], weight.shape[0]
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    size = max(1, min(rows, _LOGITS // words))
+    buffer = hidden.new_empty(size, words)
+    for start in range(0, rows, size):
+        part = slice(start, min(start + size, rows))
+        logits = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - start]).to(wide)
+        yield part, torch.log_softmax(logits, -1, out=logits)
+
+
+def _add_gradients(grad: Tensor, hidden: Tensor, weight: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> None:
+    """From the gradient of the logits of some rows, those of the rows (written) and of the weight (added)."""
+    grad = grad.to(hidden.dtype)
+    torch.mm(grad, weight, out=grad_hidden)
+    if grad_weight.dtype == hidden.dtype:
+        grad_weight.addmm_(grad.t(), hidden)
+    else:
+        grad_weight += grad.t() @ hidden

@@ -171,6 +171,10 @@ class Transformer(nn.Module):
             self.hidden(batch), self.target_embedding.weight, batch.target_out, smoothing
         )
 
+    def token_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # [], [R], [R]
+        """For validation: the loss without smoothing, each correct token's log-probability, and whether it is first."""
+        return kernels.token_scores(self.hidden(batch), self.target_embedding.weight, batch.target_out)
+
     def logits(self, batch: Batch) -> Tensor:  # [R, V]
         return F.linear(self.hidden(batch), self.target_embedding.weight)
 

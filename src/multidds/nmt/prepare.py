@@ -30,7 +30,19 @@ import sentencepiece
 from .config import Config, Data, Pair
 from .corpora import count_lines, files_of, read_pairs, sha256
 from .errors import UserError
-from .vocabulary import JOINT, SPECIALS, UNKNOWN, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
+from .files import whole_folder
+from .names import file_name
+from .vocabulary import (
+    SPECIALS,
+    UNKNOWN,
+    load_model,
+    load_vocabulary,
+    model_file,
+    model_of,
+    models_of,
+    pieces_of,
+    tag_of,
+)
 
 LAYOUT = 2  # of the prepared folder; grows when it changes
 _CHUNK = 1000  # lines encoded at once
@@ -53,20 +65,13 @@ def prepare(config: Config, processes: int = 0, progress: Callable[[str, int, in
     manifest = _checked_manifest(folder)
     if manifest is not None and manifest["fingerprint"] == fingerprint and _complete(folder, manifest):
         return False
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(folder) as partial:
         manifest = _build(config, partial, processes, say)
         manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config), "inputs": inputs}
         manifest["files"] = {
             path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
         }
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
-        _swap(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return True
 
 
@@ -108,15 +113,6 @@ def _checked_manifest(folder: Path) -> dict[str, Any] | None:
 def _complete(folder: Path, manifest: dict[str, Any]) -> bool:
     paths = [(folder / name, facts["size"]) for name, facts in manifest["files"].items()]
     return all(path.exists() and path.stat().st_size == size for path, size in paths)
-
-
-def _swap(partial: Path, folder: Path) -> None:
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int, int], None]) -> dict[str, Any]:
@@ -179,16 +175,18 @@ def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
 
 def _train_model(config: Config, name: str, folder: Path) -> None:
     settings = config.vocabulary
-    sentences = _joint_sample(config) if name == JOINT else _sentences(config.data, name)
+    joint = settings.kind == "joint"
+    sentences = _joint_sample(config) if joint else _sentences(config.data, name)
     first = next(sentences, None)
     if first is None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
         raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
+    prefix = str(folder / model_file(name)).removesuffix(".model")
     sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=chain([first], sentences),
-            model_prefix=str(folder / f"{name}.spm"),
+            model_prefix=prefix,
             vocab_size=settings.size,
             character_coverage=settings.coverage,
             input_sentence_size=settings.sample,
@@ -197,7 +195,7 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        what = "all languages" if name == JOINT else repr(name)
+        what = "all languages" if joint else repr(name)
         if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
             raise UserError(
                 f"[vocabulary] size = {settings.size} is larger than the training text of {what} allows; "
@@ -209,7 +207,7 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
                 "raise it or lower coverage."
             ) from None
         raise UserError(f"sentencepiece cannot learn from the training text of {what}: {error}") from None
-    (folder / f"{name}.spm.vocab").unlink()
+    Path(f"{prefix}.vocab").unlink()
 
 
 def _sentences(data: Data, language: str) -> Iterator[str]:
@@ -296,7 +294,7 @@ class Job:
     stop: int | None = None
 
     def stem(self, folder: Path) -> str:
-        return str(folder / f"{self.pair.name}.{self.split}") + (f".from-{self.start}" if self.start else "")
+        return str(folder / f"{file_name(self.pair.name)}.{self.split}") + (f".from-{self.start}" if self.start else "")
 
 
 def _jobs(config: Config, splits: list[str], workers: int) -> list[Job]:
@@ -375,7 +373,7 @@ def _joined(pair: Pair, split: str, counted: dict[Job, dict[str, Any]], folder: 
 def _keep_text(config: Config, pair: Pair, folder: Path) -> dict[str, Any]:
     """Test sets are scored against the raw references, so nothing is dropped and nothing is changed."""
     count = 0
-    stem = folder / f"{pair.name}.test"
+    stem = folder / f"{file_name(pair.name)}.test"
     with (
         open(f"{stem}.source.txt", "w", encoding="utf-8", newline="\n") as source_file,
         open(f"{stem}.target.txt", "w", encoding="utf-8", newline="\n") as target_file,
@@ -464,7 +462,7 @@ class Prepared:
 
     def arrays(self, pair: str, split: str, side: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """(tokens, offsets): sentence i is tokens[offsets[i] : offsets[i + 1]]. Memory-mapped."""
-        stem = self.folder / f"{pair}.{split}.{side}"
+        stem = self.folder / f"{file_name(pair)}.{split}.{side}"
         try:
             offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r", allow_pickle=False)
             dtype = "uint16" if len(self.vocabulary[side]) <= 2**16 else "uint32"
@@ -476,7 +474,7 @@ class Prepared:
         return tokens, offsets
 
     def test_lines(self, pair: str, side: str) -> list[str]:
-        path = self.folder / f"{pair}.test.{side}.txt"
+        path = self.folder / f"{file_name(pair)}.test.{side}.txt"
         if not path.exists():
             raise UserError(f"{path}: there is no test set for {pair!r}; set [data] test and prepare again.")
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")

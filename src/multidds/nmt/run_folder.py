@@ -12,11 +12,11 @@ import torch
 
 from .config import VOCABULARY, Config, forbidden_changes, read_run
 from .errors import UserError
+from .files import PARTIAL, whole_folder, write_whole
 from .prepare import Prepared
 
-_PARTIAL = "config.json.partial"
 # What a run that was killed before its config.json was whole may have left.
-_EARLY = {_PARTIAL, "records.jsonl", "tensorboard", VOCABULARY, VOCABULARY + ".partial"}
+_EARLY = {"records.jsonl", "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}
 
 
 def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
@@ -44,17 +44,11 @@ def write_run_config(config: Config, folder: Path, prepared: Prepared) -> None:
         "pairs": prepared.manifest["pairs"],  # how much there is of each, for reports
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / _PARTIAL
-    partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if not (folder / VOCABULARY).exists():  # so that a run can translate without the data it was trained on
-        copy = folder / (VOCABULARY + ".partial")
-        shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
-        for path in [prepared.folder / "vocabulary.json", *prepared.folder.glob("*.spm.model")]:
-            shutil.copy(path, copy)
-        copy.rename(folder / VOCABULARY)
-    partial.replace(folder / "config.json")
+        with whole_folder(folder / VOCABULARY) as copy:
+            for path in [prepared.folder / "vocabulary.json", *prepared.folder.glob("*.spm.model")]:
+                shutil.copy(path, copy)
+    write_whole(folder / "config.json", json.dumps(facts, indent=1) + "\n")
 
 
 class Records:

@@ -18,16 +18,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multidds import Balancer, Scorer, Update, rewards
+from multidds.randomness import random_states, set_random_states
+from multidds.replicas import ranks
 
 from . import checkpoints
 from .allocator import keep_freed_memory
-from .batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
+from .averaging import AveragedWeights
+from .batches import Batch, Sentences, Stream, probe_batches
 from .budget import within_budget
 from .config import Config, read_run
 from .errors import UserError
 from .parts import compiler_errors, constant_rewards, device_of, learning_rate, model_of, planned_steps, prior_of
 from .prepare import Prepared
 from .run_folder import Records, check_run_folder, write_run_config
+from .validation import MEASURES, Measured, is_better, mean_of, measure
 
 
 class Display(Protocol):
@@ -41,6 +45,8 @@ class Display(Protocol):
         """A routine line, which a display with a bar may leave out."""
 
 
+# The tensors of a checkpoint: "average" are the balancer's moving averages of gradients, "averaged" the weights.
+_KINDS = ("model", "averaged", "optimizer", "random", "balancer")
 # Where the time of a run goes. "rest" is logging, the display and whatever else the loop does between the others.
 CLOCKS = ("data", "steps", "updates", "validation", "saving", "rest")
 
@@ -53,7 +59,7 @@ class Progress:
     epoch: int = 0  # finished ones; an epoch is as many sentence pairs as there are training pairs
     sentences: int = 0
     tokens: int = 0  # target tokens
-    best: float = math.inf  # mean dev loss
+    best: float | None = None  # what [train] select compares, of the best model
     best_step: int = 0
     waited: int = 0  # validations since the best
     validated: int = -1  # the step of the last validation
@@ -98,7 +104,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
             epoch_ended = at.sentences // run.total > at.epoch
             at.epoch = at.sentences // run.total
             at.finished = run.reason_to_finish()
-            if epoch_ended or at.finished:
+            if epoch_ended or at.finished or run.is_to_validate():
                 run.validate(show)
             if at.finished or epoch_ended or stop.asked or at.step % config.train.save_every == 0:
                 at.lap("rest")
@@ -114,12 +120,12 @@ class Run:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.folder = folder
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self.rank, self.world_size = ranks()
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.device = device_of(config)
         prepared = Prepared(config)
+        self._vocabulary = prepared.vocabulary
         check_run_folder(config, folder, prepared)
         found = checkpoints.newest(folder) if folder.exists() else None
 
@@ -152,6 +158,7 @@ class Run:
             rank=self.rank,
             world_size=self.world_size,
         )
+        self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
         self.balancer = self._balancer()
         self.wrapped: nn.Module = DistributedDataParallel(self.model) if self.world_size > 1 else self.model
         self.progress = Progress()
@@ -187,13 +194,18 @@ class Run:
         length = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.averaged is not None:
+            self.averaged.update(self.progress.step + 1)
         self._unchecked.append((total + 0 * length, batches, tokens))  # not finite if either is not
 
-    def _summed_loss(self, model: nn.Module, batch: Batch, smooth: bool = True) -> Tensor:
-        bfloat16 = self.config.train.precision == "bfloat16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            loss: Tensor = model(batch.to(self.device), self.config.train.label_smoothing if smooth else 0.0)
+    def _summed_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        with self._autocast():
+            loss: Tensor = model(batch.to(self.device), self.config.train.label_smoothing)
             return loss
+
+    def _autocast(self) -> torch.autocast:
+        bfloat16 = self.config.train.precision == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
 
     def watch(self, batches: list[Batch], tokens: int, show: Display) -> None:
         """Stop at a loss that is not finite, and log. On an accelerator only now and then: it would have to wait."""
@@ -304,27 +316,30 @@ class Run:
 
     # ------------------------------------------------------------------------------------------ validation, the end
 
+    def is_to_validate(self) -> bool:
+        every = self.config.train.validate_every
+        return bool(every) and self.progress.step % every == 0
+
+    def at_averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """The model with its averaged weights, where there are any: what is evaluated and kept."""
+        return contextlib.nullcontext() if self.averaged is None else self.averaged.swapped()
+
     def validate(self, show: Display) -> None:
-        """Per-pair dev losses without label smoothing; the best model by their mean; priorities that follow them."""
-        at = self.progress
+        """Measure every dev set; keep the best model; let priorities follow the losses."""
+        at, select = self.progress, self.config.train.select
         at.lap("rest")
         self._check_losses() if self._unchecked else None
-        self.model.eval()
-        losses = {}
-        with torch.no_grad():
-            for name, sentences in self.dev.items():
-                total, tokens = torch.zeros((), device=self.device, dtype=torch.float32), 0
-                for batch in evaluation_batches(sentences, self.config.train.batch_tokens):
-                    total += self._summed_loss(self.model, batch, smooth=False)
-                    tokens += batch.tokens
-                losses[name] = total.item() / tokens
-        self.model.train()
-        mean = math.fsum(losses.values()) / len(losses)
-        at.validated = at.step
-        at.waited = 0 if mean < at.best else at.waited + 1
-        if mean < at.best:
-            at.best, at.best_step = mean, at.step
-            self._write_best()
+        with self.at_averaged_weights():
+            measured = self._measured()
+            translated = self._translated() if select == "translation" else {}
+            value = mean_of(translated["bleu"]) if translated else measured.value(select)
+            at.validated = at.step
+            better = is_better(select, value, at.best)
+            at.waited = 0 if better else at.waited + 1
+            if better:
+                at.best, at.best_step = value, at.step
+                self._write_best()
+        losses = measured.dev_losses
         if self.balancer is not None:
             if all(math.isfinite(loss) for loss in losses.values()):
                 self.balancer.dev_losses = losses
@@ -332,13 +347,37 @@ class Run:
         at.finished = at.finished or self.out_of_patience()
         seconds = at.lap("validation")
         perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
-        facts = {"epoch": at.epoch, "dev_losses": losses, "perplexities": perplexities, "mean": mean,
+        means = measured.means()
+        facts = {"epoch": at.epoch, **asdict(measured), **translated, "perplexities": perplexities,
+                 "mean": means["dev_losses"], "means": means, "best": better,
                  "passes": self.stream.passes, "mixture": self.mixture.probabilities, "sentences": at.sentences,
                  "tokens": at.tokens, "finished": at.finished, "seconds": seconds,
                  "clock": dict(at.seconds)}  # fmt: skip
         self._record("validation", facts)
-        mark = "  (best)" if at.best_step == at.step else ""
-        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {mean:.4f}{mark}")
+        shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
+        mark = "  (best)" if better else ""
+        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_losses']:.4f}{shown}{mark}")
+
+    def _measured(self) -> Measured:
+        self.model.eval()
+        with self._autocast():
+            measured = measure(self.model, self.dev, self.config.train.batch_tokens, self.device)
+        self.model.train()
+        return measured
+
+    def _translated(self) -> dict[str, Any]:
+        """BLEU of part of the dev sets with its signature, by the first process for all."""
+        found: list[Any] = [None]
+        if self.rank == 0:
+            from .dev_translation import dev_bleu
+
+            weights = self.model.state_dict()
+            threads = torch.get_num_threads()
+            found = [dev_bleu(self.config, weights, self._vocabulary, self.dev, self.folder, threads)]
+        if self.world_size > 1:
+            dist.broadcast_object_list(found, src=0)
+        scores, signature = found[0]
+        return {"bleu": scores, "signature": signature}
 
     def reason_to_finish(self) -> str:
         at, settings = self.progress, self.config.train
@@ -349,8 +388,8 @@ class Run:
         return ""
 
     def out_of_patience(self) -> str:
-        patience = self.config.train.patience
-        return f"no better dev loss in {patience} epochs" if patience and self.progress.waited >= patience else ""
+        patience, measure = self.config.train.patience, MEASURES[self.config.train.select]
+        return f"no better {measure} in {patience} validations" if 0 < patience <= self.progress.waited else ""
 
     def fraction(self) -> float:
         at, settings = self.progress, self.config.train
@@ -368,9 +407,9 @@ class Run:
         for name, parameter in self.model.named_parameters():
             for key, tensor in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{key}.{name}"] = tensor
-        tensors["random.cpu"] = torch.get_rng_state()
-        if self.device.type != "cpu":
-            tensors["random.device"] = torch.get_device_module(self.device).get_rng_state(self.device)
+        if self.averaged is not None:
+            tensors |= {f"averaged.{name}": tensor for name, tensor in self.averaged.state_dict().items()}
+        tensors |= {f"random.{name}": state for name, state in random_states(self.device).items()}
         balancer = None if self.balancer is None else self.balancer.state_dict()
         if balancer is not None:
             tensors |= {f"balancer.{key}": tensor for key, tensor in balancer.pop("tensors").items()}
@@ -387,7 +426,7 @@ class Run:
 
     def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Returns how far the records are to be kept."""
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}, "balancer": {}}
+        parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
         for name, tensor in tensors.items():
             kind, _, key = name.partition(".")
             parts[kind][key] = tensor
@@ -400,6 +439,8 @@ class Run:
             kind, _, name = key.partition(".")
             moved = tensor.to(self.device) if tensor.dim() or self.device.type == "cuda" else tensor
             self.optimizer.state[by_name[name]][kind] = moved
+        if self.averaged is not None:
+            self.averaged.load_state_dict(parts["averaged"])
         self.progress = Progress(**state["progress"])
         if state["balancer"] is not None and self.balancer is not None:
             self.balancer.load_state_dict({**state["balancer"], "tensors": parts["balancer"]})
@@ -408,15 +449,13 @@ class Run:
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
-        torch.set_rng_state(parts["random"]["cpu"])
-        if "device" in parts["random"] and self.device.type != "cpu":
-            torch.get_device_module(self.device).set_rng_state(parts["random"]["device"], self.device)
+        set_random_states(self.device, parts["random"])
         return int(state["records"])
 
     def _write_best(self) -> None:
         if self.rank == 0:
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-            best = {"step": self.progress.step, "dev_loss": self.progress.best}
+            best = {"step": self.progress.step, "select": self.config.train.select, "value": self.progress.best}
             checkpoints.write(self.folder / "best.safetensors", tensors, best)
 
     def _record(self, kind: str, facts: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,9 @@ import ctranslate2
 from . import checkpoints
 from .config import VOCABULARY, Config, read_run
 from .errors import UserError
-from .vocabulary import SPECIALS, load_model, load_vocabulary, model_of, models_of, pieces_of, tag_of
+from .files import whole_folder
+from .names import printable
+from .vocabulary import SPECIALS, load_model, load_vocabulary, model_file, model_of, models_of, pieces_of, tag_of
 
 EPSILON = 1e-6  # of the norms, as in model.py
 _BATCH_TOKENS = 1024  # small enough that every core gets some
@@ -37,23 +39,62 @@ def export(run: Path) -> Path:
     if _read_stamp(folder) == stamp:
         return folder
     tensors, state = checkpoints.read(best, framework="numpy")
-    vocabulary = load_vocabulary(run / VOCABULARY)
-    partial = folder.with_name("export.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    spec = _spec(config, tensors)
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    with whole_folder(folder) as partial:
+        convert(config, weights, load_vocabulary(run / VOCABULARY), partial)
+        for name in models_of(config):
+            shutil.copy(run / VOCABULARY / model_file(name), partial)
+        (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
+        (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
+    return folder
+
+
+def convert(config: Config, weights: Mapping[str, Any], vocabulary: Mapping[str, list[str]], folder: Path) -> None:
+    """Write the parameters of a model, numpy arrays by name, as a CTranslate2 model into an empty folder."""
+    spec = _spec(config, weights)
     spec.register_source_vocabulary(vocabulary["source"])
     spec.register_target_vocabulary(vocabulary["target"])
     spec.validate()
     spec.optimize(quantization=None)
-    spec.save(str(partial))
-    for name in models_of(config):
-        shutil.copy(run / VOCABULARY / f"{name}.spm.model", partial)
-    (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
-    (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-    return folder
+    spec.save(str(folder))
+
+
+def open_model(folder: Path, threads: int = 0, int8: bool = False) -> ctranslate2.Translator:
+    # A batch per thread, not threads per batch: those wait for each other by spinning, and on a machine with
+    # other work that takes many times longer than the translation.
+    return ctranslate2.Translator(
+        str(folder),
+        device="cpu",
+        compute_type="int8" if int8 else "float32",
+        inter_threads=threads or _cores(),
+        intra_threads=1,
+        max_queued_batches=-1,
+    )
+
+
+def begin(
+    model: ctranslate2.Translator,
+    config: Config,
+    sources: list[list[str]],
+    beam: int | None = None,
+    length_penalty: float | None = None,
+) -> list[Any]:
+    """Hand tokens to the threads of a model. Each result waits for its `.result()`."""
+    settings = config.translate
+    if not sources:
+        return []
+    results: list[Any] = model.translate_batch(
+        sources,
+        beam_size=beam or settings.beam,
+        length_penalty=settings.length_penalty if length_penalty is None else length_penalty,
+        max_batch_size=_BATCH_TOKENS,
+        batch_type="tokens",
+        max_input_length=0,
+        max_decoding_length=_longest(config),
+        disable_unk=True,
+        asynchronous=True,
+    )
+    return results
 
 
 class Translator:
@@ -62,16 +103,7 @@ class Translator:
     def __init__(self, run: Path, threads: int = 0, int8: bool = False) -> None:
         self.config, _ = read_run(run)
         self._folder = export(run)
-        # A batch per thread, not threads per batch: those wait for each other by spinning, and on a machine with
-        # other work that takes many times longer than the translation.
-        self.model = ctranslate2.Translator(
-            str(self._folder),
-            device="cpu",
-            compute_type="int8" if int8 else "float32",
-            inter_threads=threads or _cores(),
-            intra_threads=1,
-            max_queued_batches=-1,
-        )
+        self.model = open_model(self._folder, threads, int8)
         self._pieces = cache(self._load_pieces)
         self._tags = {tag_of(language) for language in self.config.data.targets}
 
@@ -137,8 +169,7 @@ class Translator:
         first: int,
     ) -> Iterator[str]:
         """Hand lines to the threads. The iterator waits for what they make of them."""
-        settings = self.config.translate
-        refuse = (long_lines or settings.long_lines) == "refuse"
+        refuse = (long_lines or self.config.translate.long_lines) == "refuse"
         parts: list[list[str]] = []
         counts: list[int] = []
         for number, tokens in enumerate(self._tokens(lines, source, target), start=first):
@@ -150,22 +181,8 @@ class Translator:
                 )
             counts.append(len(split))
             parts += split
-        results = iter(
-            self.model.translate_batch(
-                parts,
-                beam_size=beam or settings.beam,
-                length_penalty=settings.length_penalty if length_penalty is None else length_penalty,
-                max_batch_size=_BATCH_TOKENS,
-                batch_type="tokens",
-                max_input_length=0,
-                max_decoding_length=_longest(self.config),
-                disable_unk=True,
-                asynchronous=True,
-            )
-            if parts
-            else []
-        )
-        return (" ".join(_text(next(results).result().hypotheses[0]) for _ in range(n)).strip() for n in counts)
+        results = iter(begin(self.model, self.config, parts, beam, length_penalty))
+        return (" ".join(text_of(next(results).result().hypotheses[0]) for _ in range(n)).strip() for n in counts)
 
     def _parts(self, tokens: list[str]) -> Iterator[list[str]]:
         """A line as one token list, or as several where it is too long: cut behind punctuation, or between words."""
@@ -187,7 +204,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _text(pieces: list[str]) -> str:
+def text_of(pieces: list[str]) -> str:
     """Pieces to text. Not by one language's model: a many-sided vocabulary may mix pieces of several."""
     return "".join(piece for piece in pieces if piece not in SPECIALS).replace("▁", " ").strip()
 
@@ -206,14 +223,13 @@ def _chosen(option: str, wanted: str | None, possible: list[str]) -> str:
 # ---------------------------------------------------------------------------------------------- conversion
 
 
-def _spec(config: Config, tensors: dict[str, Any]) -> Any:
+def _spec(config: Config, weights: Mapping[str, Any]) -> Any:
     """The checkpoint as CTranslate2 describes it. ScaleNorm is RMSNorm with the constant weight g / sqrt(D)."""
     import numpy as np
     from ctranslate2.specs import TransformerSpec  # it imports torch where there is one
 
     settings = config.model
     scale = settings.norm == "scale"
-    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     spec = TransformerSpec.from_config(
         (settings.encoder_layers, settings.decoder_layers), settings.heads, pre_norm=True, rms_norm=scale
     )
@@ -279,11 +295,12 @@ def _read_stamp(folder: Path) -> Any:
 def _readme(config: Config, name: str, state: dict[str, Any]) -> str:
     source, target = config.data.pairs[0].source, config.data.pairs[0].target
     several = len(config.data.targets) > 1
-    tag = f'["{tag_of(target)}"] + ' if several else ""
-    known = ", ".join(map(tag_of, config.data.targets))
+    tag = f"[{tag_of(target)!r}] + " if several else ""
+    known = printable(", ".join(map(tag_of, config.data.targets)))
+    pairs = printable(", ".join(config.data.names))
     return f"""# {name}
 
-A [CTranslate2](https://opennmt.net/CTranslate2/) model for {", ".join(config.data.names)}, from step {state["step"]} of
+A [CTranslate2](https://opennmt.net/CTranslate2/) model for {pairs}, from step {state["step"]} of
 its training. `pip install ctranslate2 sentencepiece` is all that is needed:
 
 ```python
@@ -291,7 +308,7 @@ import ctranslate2
 import sentencepiece
 
 translator = ctranslate2.Translator(".")
-pieces = sentencepiece.SentencePieceProcessor(model_file="{model_of(config, source)}.spm.model")
+pieces = sentencepiece.SentencePieceProcessor(model_file="{model_file(model_of(config, source))}")
 tokens = {tag}[pieces.id_to_piece(i) for i in pieces.encode("...")]
 result = translator.translate_batch([tokens], beam_size={config.translate.beam})[0].hypotheses[0]
 print("".join(result).replace("\u2581", " ").strip())

@@ -9,6 +9,7 @@ from pathlib import Path
 import sentencepiece
 
 from .config import Config
+from .names import file_name
 
 SPECIALS = ("<unk>", "<s>", "</s>")
 UNKNOWN, BEGIN, END = range(3)
@@ -31,8 +32,13 @@ def model_of(config: Config, language: str) -> str:
     return JOINT if config.vocabulary.kind == "joint" else language
 
 
+def model_file(name: str) -> str:
+    """The file of a sentencepiece model, by its name in `models_of`."""
+    return f"{file_name(name)}.spm.model"
+
+
 def load_model(folder: Path, name: str) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm.model"))
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / model_file(name)))
 
 
 def pieces_of(model: sentencepiece.SentencePieceProcessor) -> list[str]:

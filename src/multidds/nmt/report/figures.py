@@ -7,7 +7,9 @@ import io
 import math
 import re
 import statistics
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from ..names import drawable, file_name
 from .runs import REWARDS, Run, Setting
 from .tables import main_method
 
@@ -56,7 +59,7 @@ class Figure:
         body = self.svg
         body = body[body.index("<svg") :].replace(INK, "currentColor")
         body = re.sub(r"(?s)<metadata>.*?</metadata>", "", body)
-        mark = re.sub(r"[^A-Za-z0-9_-]", "_", self.key)
+        mark = file_name(self.key)
         body = re.sub(r'\bid="', f'id="{mark}.', body)
         body = re.sub(r'(xlink:href="#|url\(#)', rf"\1{mark}.", body)
         body = re.sub(r'<svg ([^>]*?)width="[^"]*" ?', r"<svg \1", body, count=1)
@@ -67,7 +70,7 @@ class Figure:
         assert self.canvas is not None
         file = io.BytesIO()
         dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with mpl.rc_context(_STYLE):
+        with _styled():
             self.canvas.savefig(file, format=kind, metadata=dates[kind])
         return file.getvalue()
 
@@ -119,7 +122,7 @@ def usage_of_both(setting: Setting) -> Figure:
             steps = [step for step, _ in mixtures]
             series = {name: [100 * mixture[name] for _, mixture in mixtures] for name in run.names}
             image = _panel(panel, steps, series, held=True)
-            panel.set_title(run.label)
+            panel.set_title(drawable(run.label))
             panel.set_ylabel("share of draws (%)" if image is None else "language pair")
         axes[1].set_xlabel("step")
         if len(setting.pairs) <= MANY:
@@ -212,7 +215,7 @@ def mean_dev_loss(setting: Setting) -> Figure:
             points = _thinned([(record["step"], record["mean"]) for record in run.validations])
             steps, losses = zip(*points, strict=True)
             mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
-            panel.plot(steps, losses, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=run.label)
+            panel.plot(steps, losses, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))
         panel.set_xlabel("step")
         panel.set_ylabel("mean dev loss")
         _legend(canvas, panel, 2)
@@ -246,7 +249,7 @@ def passes(setting: Setting) -> Figure:
         for i, run in enumerate(runs):
             last = run.validations[-1]["passes"]
             panel.plot([last[pair] for pair in order], range(len(order)), MARKS[i], color=COLOURS[i], markersize=4,
-                       label=run.label)  # fmt: skip
+                       label=drawable(run.label))  # fmt: skip
         panel.set_xscale("log")
         _rows(panel, order)
         panel.set_xlabel("passes at the end of the run")
@@ -278,8 +281,9 @@ def alignment(setting: Setting, run: Run) -> Figure:
             panel.grid(False)
             every = max(1, math.ceil(size / 25))
             small = 7 if size <= 12 else 5
-            panel.set_xticks(range(0, size, every), setting.pairs[::every], rotation=90, fontsize=small)
-            panel.set_yticks(range(0, size, every), setting.pairs[::every], fontsize=small)
+            names = [drawable(name) for name in setting.pairs[::every]]
+            panel.set_xticks(range(0, size, every), names, rotation=90, fontsize=small)
+            panel.set_yticks(range(0, size, every), names, fontsize=small)
             panel.label_outer()
             if panel.get_subplotspec().is_first_col():
                 panel.set_ylabel("dev set")
@@ -336,7 +340,9 @@ def cost(setting: Setting) -> Figure:
     def draw(canvas: Canvas) -> None:
         panel = canvas.subplots()
         for i, (label, spent, bleu) in enumerate(points):
-            panel.plot([spent], [bleu], MARKS[i % len(MARKS)], color=COLOURS[i % MANY], label=label, markersize=6)
+            panel.plot(
+                [spent], [bleu], MARKS[i % len(MARKS)], color=COLOURS[i % MANY], label=drawable(label), markersize=6
+            )
         panel.margins(0.15)
         panel.set_xlabel("seconds of updates, in % of the seconds of training steps")
         panel.set_ylabel("average BLEU")
@@ -348,11 +354,19 @@ def cost(setting: Setting) -> Figure:
 # ------------------------------------------------------------------------------------------ drawing
 
 
+@contextmanager
+def _styled() -> Iterator[None]:
+    """Letters that matplotlib has no font for are boxes in a PDF; in an SVG the reader's fonts show them."""
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+        yield
+
+
 def _drawn(draw: Callable[[Canvas], None], height: float = 3.4, datasets: int = 0, panels: int = 1) -> Canvas:
     """A canvas that `draw` has drawn on. Heat maps grow with the number of datasets."""
     if datasets > MANY:
         height = panels * (0.11 * datasets + 1.0)
-    with mpl.rc_context(_STYLE):
+    with _styled():
         canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasAgg(canvas)
         draw(canvas)
@@ -381,8 +395,8 @@ def _panel(panel: Axes, steps: Sequence[int], series: dict[str, list[float]], he
         for i, (name, values) in enumerate(series.items()):
             points = _thinned(list(zip(steps, values, strict=True)))
             mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
-            panel.plot(*zip(*points, strict=True), color=COLOURS[i], label=name, marker=mark, markersize=3.5,
-                       drawstyle="steps-post" if held else "default")  # fmt: skip
+            panel.plot(*zip(*points, strict=True), color=COLOURS[i], label=drawable(name), marker=mark,
+                       markersize=3.5, drawstyle="steps-post" if held else "default")  # fmt: skip
         return None
     columns = [index for index, _ in _thinned(list(enumerate(steps)))]
     table = [[series[name][column] for column in columns] for name in series]
@@ -396,7 +410,8 @@ def _panel(panel: Axes, steps: Sequence[int], series: dict[str, list[float]], he
 
 def _rows(panel: Axes, names: Sequence[str]) -> None:
     every = max(1, math.ceil(len(names) / 130))
-    panel.set_yticks(range(0, len(names), every), names[::every], fontsize=8 if len(names) <= 15 else 6)
+    shown = [drawable(name) for name in names[::every]]
+    panel.set_yticks(range(0, len(names), every), shown, fontsize=8 if len(names) <= 15 else 6)
 
 
 def _legend(canvas: Canvas, panel: Axes, columns: int = 4) -> None:

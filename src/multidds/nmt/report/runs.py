@@ -84,7 +84,7 @@ class Run:
     @property
     def best(self) -> dict[str, Any] | None:
         """The validation whose model was kept."""
-        return min(self.validations, key=lambda record: float(record["mean"]), default=None)
+        return next((record for record in reversed(self.validations) if record["best"]), None)
 
     @property
     def overhead(self) -> float | None:

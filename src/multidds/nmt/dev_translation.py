@@ -1,0 +1,63 @@
+"""BLEU on part of the dev sets, by real translation: for `[train] select = "translation"`.
+
+Works on prepared tokens: references are put together from the pieces of the vocabulary, so that a run needs no text
+beside its data folder. They are normalised as sentencepiece does it; final scores are `evaluate`'s.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import ctranslate2
+from sacrebleu.metrics.bleu import BLEU
+from torch import Tensor
+
+from .batches import Sentences
+from .config import Config
+from .translate import begin, convert, open_model, text_of
+
+_FOLDER = "validation.partial"  # of the converted model, while it is being loaded
+
+
+def dev_bleu(
+    config: Config,
+    weights: Mapping[str, Tensor],
+    vocabulary: Mapping[str, list[str]],
+    dev: Mapping[str, Sentences],
+    run: Path,
+    threads: int,
+) -> tuple[dict[str, float], str]:
+    """({language pair: BLEU}, sacreBLEU's signature) of a model with these weights, translating as [translate] says."""
+    folder = run / _FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        convert(config, {name: tensor.cpu().numpy() for name, tensor in weights.items()}, vocabulary, folder)
+        model = open_model(folder, threads)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    metric = BLEU()
+    scores = {name: _score(model, config, vocabulary, sentences, metric) for name, sentences in dev.items()}
+    return scores, str(metric.get_signature())
+
+
+def _score(
+    model: ctranslate2.Translator,
+    config: Config,
+    vocabulary: Mapping[str, list[str]],
+    sentences: Sentences,
+    metric: BLEU,
+) -> float:
+    sources, references = [], []
+    for i in spread(len(sentences), config.train.select_sentences):
+        source, target = sentences.tokens(i)
+        sources.append([vocabulary["source"][token] for token in source])
+        references.append(text_of([vocabulary["target"][token] for token in target]))
+    hypotheses = [text_of(found.result().hypotheses[0]) for found in begin(model, config, sources)]
+    return float(metric.corpus_score(hypotheses, [references]).score)
+
+
+def spread(size: int, count: int) -> list[int]:
+    """At most `count` of `size` sentences, evenly spaced: neighbours in a file are often alike."""
+    count = min(size, count)
+    return [i * size // count for i in range(count)]
