@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import priorities, rewards
     from .alignment import Alignment
+    from .anchored import Anchored
     from .balancer import Balancer
     from .mixture import Mixture, Replay
     from .probing import probe
     from .sampling import MixtureSampler, interleave
+    from .schedule import Schedule
     from .scorer import Scorer
     from .sources import batches_of
     from .update import Update
@@ -21,10 +23,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alignment",
+    "Anchored",
     "Balancer",
     "Mixture",
     "MixtureSampler",
     "Replay",
+    "Schedule",
     "Scorer",
     "Update",
     "batches_of",
@@ -36,10 +40,12 @@ __all__ = [
 
 _HOMES = {
     "Alignment": "alignment",
+    "Anchored": "anchored",
     "Balancer": "balancer",
     "Mixture": "mixture",
     "MixtureSampler": "sampling",
     "Replay": "mixture",
+    "Schedule": "schedule",
     "Scorer": "scorer",
     "Update": "update",
     "batches_of": "sources",

@@ -27,6 +27,31 @@ class Pace:
         return f"an update every {self.every:,} steps{many}, {self.passes} probe batches each ({self.share:.1%})"
 
 
+def chosen(
+    looks: int, every: int | None, steps: int | None, budget: float, batches: int | None, least_batches: int
+) -> Pace:
+    """The pace of an explicit `every`, or else the one that the budget buys."""
+    if every is None:
+        return within_budget(looks, steps, budget, batches)
+    batches = least_batches if batches is None else batches
+    return Pace(every, batches, looks * batches, math.inf if steps is None else steps // every)
+
+
+def advice(pace: Pace, steps: int | None, budget: float | None) -> str | None:
+    """What to say to somebody whose training has too few updates to learn anything from; None: it has enough.
+
+    budget: None where `every` was given.
+    """
+    if steps is None or pace.updates >= USEFUL:
+        return None
+    last = " (after its last step, where it changes nothing)" if pace.updates == 1 and pace.every == steps else ""
+    found = f"{steps:,} steps have {pace.updates:.0f} update{'' if pace.updates == 1 else 's'}{last}"
+    enough = max(1, steps // (2 * USEFUL))
+    if budget is None:
+        return f"{found} with every={pace.every}; set every={enough} for {steps // enough}"
+    return f"{found} within budget={budget:g}; {USEFUL} need budget={pace.passes * USEFUL / steps:.2g}"
+
+
 def within_budget(looks: int, steps: int | None, budget: float, batches: int | None = None) -> Pace:
     """The pace that a budget buys.
 

@@ -4,6 +4,7 @@ A reward takes (alignment, weights) and returns a tensor [train]; `weights` [dev
 the dev sets, summing to 1 (None: equal). Section 3 (R) and section 4 (R', "stabilized") of the paper.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,7 +37,7 @@ def redraw_noise(first: Tensor, second: Tensor) -> Tensor:
     difference = first - second
     centred = difference - difference.mean()
     n = len(centred)
-    return centred.abs() / 2 * (n / max(n - 1, 1)) ** 0.5
+    return centred.abs() * (0.5 * math.sqrt(n / max(n - 1, 1)))
 
 
 def _weights(alignment: Alignment, weights: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Mixtures that change by a plan instead of by learning: from one to another over a share of the training.
 
-`along` says which mixture rules when; `Schedule` moves a shared `Mixture` by it, as a balancer would: the free rivals of
-a learned mixture (proportional to uniform, Cooldown), and the anchor of `anchored`.
+`along` says which mixture rules when; `Schedule` moves a shared `Mixture` by it, as a balancer would: the free rivals
+of a learned mixture (proportional to uniform, Cooldown), and the anchor of `anchored`.
 """
 
 from collections.abc import Mapping, Sequence
