@@ -32,6 +32,7 @@ from multidds.nmt import prepare as preparing
 from multidds.nmt import translate as translating
 from multidds.nmt.config import Config, load_config, read_run
 from multidds.nmt.corpora import read_pairs
+from multidds.nmt.encoding import Part, encode_part, joined, parts_of
 from multidds.nmt.vocabulary import load_model, model_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,20 +69,20 @@ def repeated(config: Config, folder: Path, lines: int) -> Config:
     return config.model_copy(update={"data": data})
 
 
-def our_encoding(config: Config, job: preparing.Job, folder: Path) -> tuple[dict[str, Any], float]:
+def our_encoding(config: Config, job: Part, folder: Path) -> tuple[dict[str, Any], float]:
     began = time.process_time()
-    return preparing._encode(config, job, folder), time.process_time() - began
+    return encode_part(config, job, folder), time.process_time() - began
 
 
 def encode_phase(pool: ProcessPoolExecutor, config: Config, folder: Path, workers: int) -> float:
     """Returns the CPU seconds of all processes."""
     began = time.process_time()
-    jobs = preparing._jobs(config, ["train"], workers)
+    jobs = parts_of(config, ["train"], workers)
     futures = [(job, pool.submit(our_encoding, config, job, folder)) for job in jobs]
     results = {job: future.result() for job, future in futures}
     counted = {job: result for job, (result, _) in results.items()}
     for pair in config.data.pairs:
-        preparing._joined(pair, "train", counted, folder)
+        joined(pair, "train", counted, folder)
     return time.process_time() - began + sum(cpu for _, cpu in results.values())
 
 

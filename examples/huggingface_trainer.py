@@ -50,7 +50,6 @@ def train(balance: bool, steps: int, folder: str) -> tuple[Trainer, dict[str, fl
         max_steps=steps,
         per_device_train_batch_size=16,
         learning_rate=5e-3,
-        train_sampling_strategy="sequential",  # a MixedDataset does the drawing; with the callback this is set for you
         save_strategy="no",
         report_to=[],
         use_cpu=True,

@@ -10,11 +10,18 @@ import pytest
 import torch
 from hypothesis import settings
 
+from multidds.nmt import bfloat16
+
 # The machines that run this are small and noisy: no deadline, and the same examples every time.
 settings.register_profile("multidds", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("multidds")
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("bfloat16") and (reason := bfloat16.refusal()):
+        pytest.skip(f"bfloat16 {reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,18 @@
 """The dataset whose indices are positions: the sequence of MixtureSampler, whoever reads it."""
 
+import copy
+import inspect
 import json
+import pickle
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, get_worker_info
 
-from multidds import Mixture, MixtureSampler
-from multidds.mixed_dataset import MixedDataset
+from multidds import Draws, Mixture, MixtureSampler
+from multidds.mixed_dataset import AnyOrder, MixedDataset
+from multidds.shared_rules import SharedRules
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on machines with few cores
 
@@ -93,11 +97,11 @@ def test_the_sequence_is_that_of_the_sampler_over_epochs_and_moves_whoever_reads
     mixture = Mixture.proportional(SIZES)
     moves = {step * data.draw(st.integers(1, 20)): probabilities(data.draw) for _ in range(3)}
     dataset = MixedDataset(sets(data.draw(st.sampled_from([Named, Batched]))), mixture, seed=seed)
-    dataset.be_followed(step, step, rounds_to_remember=100)
+    dataset.attach(step, step, rounds_to_remember=100)
     readers = data.draw(st.integers(1, 3))  # each reads every n-th batch
     for start in sorted(moves):
         mixture.move(moves[start])
-        dataset.follow(start)
+        dataset.rule_from(start)
     found = {}
     for reader in range(readers):
         dataset.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
@@ -138,7 +142,7 @@ def test_without_a_callback_epochs_go_on_and_a_moved_mixture_counts_from_the_nex
 def test_persistent_workers_see_a_mixture_that_comes_after_they_began(context, workers):
     mixture = Mixture.proportional(SIZES)
     dataset = MixedDataset(sets(), mixture, seed=1)
-    dataset.be_followed(4, 4, rounds_to_remember=10)
+    dataset.attach(4, 4, rounds_to_remember=10)
     loader = DataLoader(
         dataset, 4, num_workers=workers, prefetch_factor=1, persistent_workers=True, multiprocessing_context=context
     )
@@ -153,7 +157,7 @@ def test_persistent_workers_see_a_mixture_that_comes_after_they_began(context, w
                 behind = len(read) + 4 * workers  # what is in the workers' hands
                 moves[behind] = {"a": len(read) / 80, "b": 0.5 - len(read) / 80, "c": 0.5}
                 mixture.move(moves[behind])
-                dataset.follow(behind)
+                dataset.rule_from(behind)
     assert read == sampled(72, Mixture.proportional(SIZES), 1, moves=moves)
     assert sum(dataset.examples.values()) == 72
 
@@ -198,26 +202,87 @@ def test_what_cannot_be_mixed_is_refused():
     empty = MixedDataset({"a": Flow("a", 0), "b": Flow("b", 0)}, mixture)
     with pytest.raises(ValueError, match="^MixedDataset: there are no examples in '[ab]'.$"):
         next(iter(empty))
-    unknown = MixedDataset({"a": Flow("a", 9), "b": Flow("b", 9)}, mixture)
-    with pytest.raises(
-        ValueError, match="MixedDataset: to share streams between 2 workers it must know the batch size"
-    ):
-        list(DataLoader(unknown, 3, num_workers=2))
 
 
-def test_reading_out_of_order_is_refused_with_what_to_set():
+def test_workers_of_streams_that_know_no_batch_size_share_all_the_same():
+    mixture = Mixture({"a": 0.2, "b": 0.5, "c": 0.3})
+    parts = {"a": Named("a", 5), "b": Flow("b", 200, 12), "c": Flow("c", 24, 12)}
+    read = []
+    for batch in DataLoader(MixedDataset(parts, mixture, seed=2), 4, num_workers=3):
+        read += batch
+        if len(read) == 240:
+            break
+    expected = [example[0] for example in sampled(240, mixture, 2, {"a": 5, "b": 200, "c": 24})]
+    for start in range(0, 240, 12):  # a batch of each worker
+        assert sorted(example[0] for example in read[start : start + 12]) == sorted(expected[start : start + 12])
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 300), st.data())
+def test_an_epoch_can_be_read_in_any_order(size, data):
+    sizes = {"a": size, "b": 20}
+    mixture = Mixture({"a": 0.3, "b": 0.7})
+    dataset = MixedDataset(sets(sizes=sizes), mixture, seed=7)
+    expected = sampled(3 * len(dataset), Mixture({"a": 0.3, "b": 0.7}), 7, sizes)
+    for epoch in (0, 2, 1):
+        dataset.set_epoch(epoch)
+        order = data.draw(st.permutations(range(len(dataset))))
+        found = dict(zip(order, dataset.__getitems__(order[:50]) + [dataset[i] for i in order[50:]], strict=True))
+        start = epoch * len(dataset)
+        assert [found[i] for i in range(len(dataset))] == expected[start : start + len(dataset)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_shuffle_find_what_one_reader_finds(persistent):
+    mixture = Mixture.proportional(SIZES)
+    dataset = MixedDataset(sets(), mixture, seed=3)
+    loader = DataLoader(dataset, 4, shuffle=True, num_workers=2, persistent_workers=persistent)
+    moved = {"a": 0.5, "b": 0.25, "c": 0.25}
+    expected = sampled(108, Mixture.proportional(SIZES), 3, moves={72: moved})
+    for epoch in range(3):
+        if epoch == 2:
+            mixture.move(moved)
+        dataset.set_epoch(epoch)
+        read = [example for batch in loader for example in batch]
+        assert sorted(read) == sorted(expected[36 * epoch : 36 * epoch + 36])
+        assert read != expected[36 * epoch : 36 * epoch + 36]
+
+
+def test_what_is_kept_to_read_in_any_order_is_bounded(monkeypatch):
+    monkeypatch.setattr(AnyOrder, "_COUNTS", 30)
+    draws = Draws(Mixture.uniform("ab"), seed=1)
+    draws.skip_to(500)
+    expected = draws.fork().draw_for(0, 1, 2000)
+    window = AnyOrder(draws, 2000)
+    for position in (1999, 0, 1200, 1201, 3, 1500):
+        assert window.draw_at(500 + position) == expected[position]
+    assert len(window._places) <= 15
+
+
+def test_with_a_callback_reading_out_of_order_is_refused():
     dataset = MixedDataset(sets(), Mixture.proportional(SIZES))
+    with pytest.raises(IndexError, match="^MixedDataset: index 36 is not between 0 and 35.$"):
+        dataset[36]
+    dataset.attach(6, 6, rounds_to_remember=0)
     assert dataset[3] == sampled(4, Mixture.proportional(SIZES), 0)[3]
     with pytest.raises(ValueError, match="^MixedDataset: position 1 was asked for after 3, .*'sequential' in Training"):
         dataset[1]
-    with pytest.raises(IndexError, match="^MixedDataset: index 36 is not between 0 and 35.$"):
-        dataset[36]
     dataset.set_epoch(0)
     assert list(dataset) == sampled(36, Mixture.proportional(SIZES), 0)
-    dataset.be_followed(6, 6, rounds_to_remember=0)
     dataset.consume(6)
     with pytest.raises(ValueError, match="^MixedDataset: epoch 1 begins at position 36, but .* 6 examples.*left early"):
         dataset.set_epoch(1)
+
+
+def test_its_signature_and_its_copies_are_those_of_an_ordinary_class():
+    assert list(inspect.signature(MixedDataset).parameters) == ["datasets", "mixture", "seed", "batch_size"]
+    for parts in (sets(), {**sets(), "a": Flow("a", 5)}):
+        dataset = MixedDataset(parts, Mixture.proportional(SIZES), seed=4)
+        assert isinstance(dataset, MixedDataset)
+        assert isinstance(dataset, IterableDataset) == isinstance(parts["a"], Flow)
+        for twin in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+            assert type(twin) is type(dataset)
+            assert next(iter(twin)) == next(iter(dataset))
 
 
 def test_a_state_of_other_data_is_refused():
@@ -233,14 +298,14 @@ def test_a_state_of_other_data_is_refused():
 
 
 def test_a_reader_that_fell_too_far_behind_is_our_mistake_and_no_wrong_draw():
-    mixture = Mixture.proportional(SIZES)
-    dataset = MixedDataset(sets(), mixture)
-    dataset[0]
-    for step in range(20):
-        mixture.move({"a": 0.1, "b": 0.1 + step / 100, "c": 0.8 - step / 100})
-        dataset.follow(step)
+    rules = SharedRules(SIZES, capacity=8)
+    draws, known = Draws(Mixture.proportional(SIZES)), 0
+    for step in range(9):
+        assert rules.add(step, {"a": 0.1, "b": 0.1 + step / 100, "c": 0.8 - step / 100}) == step + 1
+        if step == 7:
+            assert rules.tell(draws.fork(), known) == 8
     with pytest.raises(AssertionError, match="a reader fell behind"):
-        dataset[1]
+        rules.tell(draws, known)
 
 
 def test_positions_are_exact_far_out():
@@ -248,5 +313,5 @@ def test_positions_are_exact_far_out():
     state = dataset.state_dict()
     far = 2**45
     history = [[far - 3, Mixture.uniform(SIZES).probabilities], [far + 1, Mixture.proportional(SIZES).probabilities]]
-    dataset.load_state_dict({**state, "position": far, "history": history})
-    assert dataset.state_dict()["history"] == history
+    dataset.load_state_dict({**state, "position": far, "rules": history})
+    assert dataset.state_dict()["rules"] == history

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import code_lines
 import pytest
 
 import multidds
@@ -29,8 +30,11 @@ MAY_IMPORT = {
     "update": {"alignment"},
     "gradients": set(),
     "sources": {"randomness"},
-    "sampling": {"checks", "mixture", "randomness", "sources"},
-    "mixed_dataset": {"checks", "mixture", "randomness", "sampling"},
+    "draws": {"checks", "mixture", "randomness"},
+    "sampling": {"checks", "draws", "mixture", "replicas", "sources"},
+    "shared_rules": {"draws", "mixture"},
+    "mixed_dataset": {"checks", "draws", "mixture", "shared_rules"},
+    "loading": {"checks", "mixture", "randomness", "replicas", "sampling"},
     "sweep": {"gradients"},
     "table": {"alignment", "gradients", "sketch", "sweep"},
     "probing": {"alignment", "checks", "gradients", "randomness", "replicas", "sweep", "table"},
@@ -68,11 +72,11 @@ MAY_IMPORT = {
     "lightning": {
         "balancer",
         "checks",
+        "loading",
         "mixture",
         "probing",
         "randomness",
         "replicas",
-        "sampling",
         "sources",
         "update",
     },
@@ -169,3 +173,27 @@ def test_no_file_shares_its_name_with_a_public_function():
 def test_every_module_says_what_it_owns():
     for name in MAY_IMPORT:
         assert len(importlib.import_module(f"multidds.{name}").__doc__) > 80
+
+
+def test_no_function_and_no_file_is_too_long():
+    found = code_lines.too_long(SOURCES)
+    assert not found, "\n".join(found)
+
+
+def test_lines_of_code_are_those_without_comments_and_docstrings(tmp_path):
+    lines = [
+        '"""Says',
+        "what",
+        'it is."""',
+        "",
+        "x = 1  # one",
+        "# none",
+        "def f():",
+        '    """Doc."""',
+        '    return """a',
+        'b"""',
+    ]
+    (tmp_path / "a.py").write_text("\n".join(lines) + "\n")
+    assert code_lines.code_lines(tmp_path / "a.py") == 4  # x, def and the two lines of a string that is a value
+    (tmp_path / "a.py").write_text("def f():\n" + "    x = 1\n" * 50 + "y = 2\n" * 350)
+    assert code_lines.too_long(tmp_path) == ["a.py: 401 lines", "a.py: f: 51 lines"]

@@ -63,7 +63,7 @@ def random_loss(model, batch):
 @pytest.mark.parametrize("in_eval", [False, True])
 @pytest.mark.parametrize("live_grad", [False, True])
 @pytest.mark.parametrize("step_ahead", [None, 0.01])
-@pytest.mark.parametrize("compute", [loss, bf16_loss, random_loss])
+@pytest.mark.parametrize("compute", [loss, pytest.param(bf16_loss, marks=pytest.mark.bfloat16), random_loss])
 def test_a_probe_is_invisible(mode, in_eval, live_grad, step_ahead, compute):
     torch.manual_seed(0)
     model = Everything()
@@ -219,6 +219,7 @@ def test_no_probe_changes_what_the_next_one_sees_through_a_buffer():
     assert torch.allclose(forwards.dev_train, backwards.dev_train.flip(0, 1), atol=1e-14)
 
 
+@pytest.mark.bfloat16
 def test_bfloat16_models_are_summed_in_float32():
     model = mlp(dtype=torch.bfloat16, width=64)
     train, dev = batches(NAMES, 8, dtype=torch.bfloat16), batches(DEV, 8, seed=1, dtype=torch.bfloat16)
@@ -259,6 +260,7 @@ def test_checkpointed_models_can_be_probed(reentrant):
     assert torch.allclose(probe(Checkpointed(), loss, train, dev).dev_train, expected, atol=1e-14)
 
 
+@pytest.mark.bfloat16
 def test_step_ahead_under_one_autocast_context_does_not_see_old_casts():
     model, train, dev = mlp(dtype=torch.float32), batches(NAMES, dtype=torch.float32), batches(DEV, 1, 1, torch.float32)
     inside = probe(model, bf16_loss, train, dev, step_ahead=1.0)
@@ -412,6 +414,7 @@ def test_buffers_that_a_forward_pass_fills_or_adds_are_gone_after_a_probe():
     assert "extra" not in dict(model.named_buffers())
 
 
+@pytest.mark.bfloat16
 def test_step_ahead_of_narrow_parameters_is_refused_by_name():
     with pytest.raises(
         ValueError, match=r"step_ahead is lost in rounding: the parameter '0\.weight' is torch\.bfloat16"
@@ -434,6 +437,7 @@ def test_parameters_may_be_frozen_but_not_replaced_or_unfrozen_after_constructio
         balancer.step()
 
 
+@pytest.mark.bfloat16
 def test_sketches_are_multiplied_in_full_precision_under_autocast():
     model, train, dev = mlp(dtype=torch.float32), batches(NAMES, dtype=torch.float32), batches(DEV, 1, 1, torch.float32)
     outside = probe(model, bf16_loss, train, dev, sketch=64)

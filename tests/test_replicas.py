@@ -28,15 +28,15 @@ def sources(kind, names, seed):
     return {name: DataLoader(d, batch_size=4, shuffle=True) for name, d in data.items()}
 
 
-def make(kind, batches, wrap=False, **kwargs):
+def make(kind, batches, wrap=False, compute=loss, other_dev=None, **kwargs):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Linear(8, 3)).double()
     if wrap:
         model = DistributedDataParallel(model)
     mixture = Mixture.proportional({"a": 1, "b": 2, "c": 5})
-    train, dev = sources(kind, NAMES, 0), sources(kind, DEV, 10)
+    train, dev = sources(kind, NAMES, 0), {**sources(kind, DEV, 10), **(other_dev or {})}
     return model, Balancer(
-        mixture, model, loss, train=train, dev=dev, every=1, batches=batches, scorer=Scorer(lr=1), **kwargs
+        mixture, model, compute, train=train, dev=dev, every=1, batches=batches, scorer=Scorer(lr=1), **kwargs
     )
 
 
@@ -79,12 +79,10 @@ def check_data_parallel(rank, folder):
 
 
 def check_skipping_is_collective(rank, folder):
-    _, balancer = make("function", 1)
     broken = dataset(30, seed=3)
     if rank == 1:
         broken.tensors[0].fill_(float("nan"))
-    balancer._given["dev"]["y"] = batches_of(broken, 4)
-    balancer._sources = balancer._opened(0)
+    _, balancer = make("function", 1, other_dev={"y": batches_of(broken, 4)})
     update = balancer.step()
     assert update.skipped == "the gradient of dev set 'y' is not finite (and 3 more like it)", update.skipped
     assert update.mixture == Mixture.proportional({"a": 1, "b": 2, "c": 5}).probabilities
@@ -97,8 +95,7 @@ def check_an_error_is_everyones(rank, folder):
         return loss(model, batch)
 
     for step_ahead in (None, 0.1):
-        _, balancer = make("function", 1, step_ahead=step_ahead)
-        balancer._prober._loss = failing
+        _, balancer = make("function", 1, compute=failing, step_ahead=step_ahead)
         with pytest.raises(KeyError if rank == 1 else RuntimeError, match="only here") as error:
             balancer.step()
         if rank != 1:
@@ -109,9 +106,7 @@ def check_an_error_is_everyones(rank, folder):
             raise OSError("no such file")
         return batch(0)
 
-    _, balancer = make("function", 1, priority="low")
-    balancer._given["dev"]["y"] = unlucky
-    balancer._sources = balancer._opened(0)
+    _, balancer = make("function", 1, priority="low", other_dev={"y": unlucky})
     with pytest.raises(OSError if rank == 0 else RuntimeError, match="no such file"):
         balancer.step()
     dist.barrier()  # nobody was left waiting
@@ -169,7 +164,9 @@ def check_ranks_that_disagree_are_refused(rank, folder):
 def check_rewards_are_the_same_bits_everywhere(rank, folder):
     _, balancer = make("function", 1, sketch=16, reward=lambda alignment, weights: torch.full((3,), 0.1 + 1e-9 * rank))
     mixture = balancer.step().mixture
-    assert all(other == mixture for other in balancer._prober.replicas.gathered(mixture))
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mixture)
+    assert all(other == mixture for other in everyone)
 
     def broken(alignment, weights):
         if rank == 1:

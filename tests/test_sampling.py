@@ -193,17 +193,16 @@ def test_going_back_too_far_is_refused():
         sampler.state_dict(consumed=2)
 
 
-def test_only_a_bounded_number_of_mixtures_is_remembered():
-    mixture = Mixture.uniform("a")
-    sampler = MixtureSampler({"a": 5}, mixture)
+def test_where_nobody_asks_for_states_old_ones_are_given_up():
+    mixture = Mixture.uniform("ab")
+    sampler = MixtureSampler({"a": 5, "b": 5}, mixture, batch_size=2)
     indices = iter(sampler)
-    for _ in range(400):
+    for step in range(400):
         next(indices)
-        mixture.move({"a": 1.0})
-    assert len(sampler._used) == 256
-    sampler.state_dict(consumed=300)
-    with pytest.raises(ValueError, match="more than 256 mixtures were used since batch 100"):
-        sampler.state_dict(consumed=100)
+        mixture.move({"a": step / 400, "b": 1 - step / 400})
+    sampler.state_dict(consumed=300)  # what a loader asks for that has read a hundred updates ahead
+    with pytest.raises(ValueError, match="consumed must be between 299 and 400, but it is 298"):
+        sampler.state_dict(consumed=298)
 
 
 @pytest.mark.parametrize(

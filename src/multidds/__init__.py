@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .alignment import Alignment
     from .anchored import Anchored
     from .balancer import Balancer
+    from .draws import Draws, Order
     from .mixture import Mixture, Replay
     from .probing import probe
     from .sampling import MixtureSampler, interleave
@@ -25,8 +26,10 @@ __all__ = [
     "Alignment",
     "Anchored",
     "Balancer",
+    "Draws",
     "Mixture",
     "MixtureSampler",
+    "Order",
     "Replay",
     "Schedule",
     "Scorer",
@@ -42,8 +45,10 @@ _HOMES = {
     "Alignment": "alignment",
     "Anchored": "anchored",
     "Balancer": "balancer",
+    "Draws": "draws",
     "Mixture": "mixture",
     "MixtureSampler": "sampling",
+    "Order": "draws",
     "Replay": "mixture",
     "Schedule": "schedule",
     "Scorer": "scorer",

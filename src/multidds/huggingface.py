@@ -18,7 +18,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 
 from .balancer import Balancer
 from .checks import check_whole, listed
-from .mixed_dataset import MixedDataset, Stream, is_stateful, is_stream
+from .mixed_dataset import MixedDataset, StreamReader, is_stateful, is_stream
 from .priorities import Priority
 from .probing import Loss
 from .sources import batches_of
@@ -74,14 +74,14 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             # The MixedDataset does the drawing. In a copy: another Trainer with the same arguments still shuffles.
             trainer.args = copy.copy(trainer.args)
             trainer.args.train_sampling_strategy = "sequential"
-        self._follow()
+        self._attach()
         self.balancer = self._new_balancer(trainer.data_collator, priority)
 
     @property
     def _trainer(self) -> Any:
         return self._reference()
 
-    def _follow(self) -> None:
+    def _attach(self) -> None:
         """Tell the dataset how the Trainer reads it, as far as its arguments say."""
         args = self._trainer.args
         workers = args.dataloader_num_workers
@@ -95,7 +95,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         unit = everyone if each_reads_all else args.train_batch_size
         # Of two batches of one worker, at the end of an epoch and in the next, up to 2 * workers lie apart.
         rounds = (ahead + 2 * workers + 2) // args.gradient_accumulation_steps
-        self._dataset.be_followed(self._step, unit, rounds, whole=everyone if args.dataloader_drop_last else 1)
+        self._dataset.attach(self._step, unit, rounds, whole=everyone if args.dataloader_drop_last else 1)
 
     def _new_balancer(self, collate: Callable[[list[Any]], Any], priority: Priority) -> Balancer:
         collate = _without_generator(collate)
@@ -140,7 +140,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             _check_columns(self._dataset, collate.signature_columns)
         self._dataset.mixture.move(self._prior)
         step = self._step
-        self._follow()
+        self._attach()
         if step != self._step:
             raise ValueError(
                 "BalanceCallback: the batch size, gradient_accumulation_steps or number of processes changed since its "
@@ -192,7 +192,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._dataset.consume(self._step)
         update = self.balancer.step()
-        self._dataset.follow(self._dataset.position + self._lag)
+        self._dataset.rule_from(self._dataset.position + self._lag)
         if update is not None:
             due = control.should_log  # which logging sets back, though the Trainer's own log is still to come
             self._trainer.log(update.scalars(passes=self._dataset.passes, examples=self._dataset.examples))
@@ -232,7 +232,12 @@ class _StreamBatches:
     """Probe batches of a stream, by a reader of its own."""
 
     def __init__(self, name: str, stream: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
-        self._name, self._stream, self._batch_size, self._collate = name, Stream(name, stream), batch_size, collate
+        self._name, self._stream, self._batch_size, self._collate = (
+            name,
+            StreamReader(name, stream),
+            batch_size,
+            collate,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return self

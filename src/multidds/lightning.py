@@ -1,6 +1,6 @@
-"""Lightning: a training loader that draws with a mixture, and the callback that learns the mixture.
+"""Lightning: the callback that learns the mixture of a `mixed_loader` (`loading`).
 
-The user's module, datamodule and trainer stay as they are. Draws are `sampling`'s and updates are the balancer's;
+The user's module, datamodule and trainer stay as they are. Draws are the loader's and updates are the balancer's;
 here is when Lightning's loop meets them, and that its checkpoints carry them. The only file that imports lightning.
 """
 
@@ -18,116 +18,25 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from .balancer import Balancer
 from .checks import check_names, check_whole
+from .loading import MixedLoader, mixed_loader
 from .mixture import Mixture, check_mixture
 from .probing import Loss
-from .randomness import derive, random_states, set_random_states
-from .replicas import Replicas, ranks
-from .sampling import MixtureSampler
+from .randomness import random_states, set_random_states
+from .replicas import Replicas
 from .sources import batches_of
 from .update import Update
 
+__all__ = ["BalanceCallback", "MixedLoader", "mixed_loader"]
+
 _SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy"}
 _REFUSED = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}  # subclasses of those, but not alike
-_OURS = ("sampler", "batch_sampler", "shuffle", "drop_last", "generator")  # options that the mixture decides
 _INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, flags: the prober's
 _CONTAINERS = (list, dict, set, deque)
 _log = logging.getLogger("multidds")
-
-
-class MixedLoader:
-    """What `mixed_loader` returns: batches without end, cut into epochs; it keeps its place between them.
-
-    It is not a DataLoader but has one, so that Lightning leaves the sampler alone whatever `use_distributed_sampler`
-    says. Its length is known, so that Lightning reads nothing ahead. Workers do, `num_workers * prefetch_factor`
-    batches, and one iterator serves all epochs: nothing that was drawn is lost.
-    """
-
-    def __init__(
-        self, train_sets: Mapping[str, Any], mixture: Mixture, batch_size: int, seed: int, options: dict[str, Any]
-    ) -> None:
-        check_mixture("mixed_loader", mixture)
-        check_names("mixed_loader", mixture.names, train_sets)
-        for name, dataset in train_sets.items():
-            if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-                raise TypeError(
-                    f"mixed_loader: the dataset {name!r} must be map-style, with a length and indices, "
-                    f"got {type(dataset).__name__}."
-                )
-        self._sizes = {name: len(dataset) for name, dataset in train_sets.items()}
-        check_whole("mixed_loader", **{f"the size of {name!r}": size for name, size in self._sizes.items()})
-        check_whole("mixed_loader", batch_size=batch_size)
-        if taken := [name for name in _OURS if name in options]:
-            raise ValueError(f"mixed_loader: the mixture decides what is drawn; leave {taken[0]!r} out.")
-        self.train_sets, self.mixture, self.batch_size = dict(train_sets), mixture, batch_size
-        self.collate_fn = options.get("collate_fn") or default_collate
-        self._seed, self._options = seed, options
-        self._sampler: MixtureSampler | None = None
-        self._consumed = 0  # batches handed out, over resumes
-        self._iterator: Iterator[Any] | None = None  # by this name Lightning stops its workers when a fit ends
-
-    @property
-    def _draws(self) -> MixtureSampler:
-        """Made when it is first needed: a script makes its loader before Lightning starts the processes."""
-        if self._sampler is None:
-            self._sampler = MixtureSampler(self._sizes, self.mixture, self.batch_size, self._seed)
-        return self._sampler
-
-    def __len__(self) -> int:
-        """Batches of an epoch: as many examples as there are in all datasets, whatever the mixture draws."""
-        return -(-sum(self._sizes.values()) // (self.batch_size * ranks()[1]))
-
-    def __iter__(self) -> Iterator[Any]:
-        # A generator: Lightning asks for iterators before it loads a checkpoint, and nothing may be drawn then.
-        for _ in range(len(self)):
-            if self._iterator is None:
-                self._iterator = self._opened()
-            batch = next(self._iterator)
-            self._consumed += 1
-            yield batch
-
-    def _opened(self) -> Iterator[Any]:
-        sampler = self._draws
-        sampler.load_state_dict(sampler.state_dict(self._consumed))  # back over what an abandoned iterator read ahead
-        # Seeds of workers from a generator of its own: the model's random numbers do not change with the loader.
-        generator = torch.Generator().manual_seed(derive(self._seed, "workers", ranks()[0], self._consumed))
-        dataset: ConcatDataset[Any] = ConcatDataset(self.train_sets.values())
-        return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
-
-    def begins_as(self, other: "MixedLoader") -> bool:
-        """Whether it is another one, not used yet, that would draw what `other` drew from its start."""
-        return self is not other and not self._consumed and (self._seed, self._sizes) == (other._seed, other._sizes)
-
-    @property
-    def passes(self) -> dict[str, float]:
-        """How often training has gone through each dataset, over all ranks; what is read ahead does not count."""
-        if self._sampler is None:  # also where a script asks before the processes are there
-            return dict.fromkeys(self._sizes, 0.0)
-        counts = self.state_dict()["counts"]
-        return {name: counts[name] / size for name, size in self._sizes.items()}
-
-    def state_dict(self, unfinished: int = 0) -> dict[str, Any]:
-        """The state after the batches that were handed out, but for the last `unfinished`. The same on all ranks."""
-        return self._draws.state_dict(self._consumed - unfinished)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._draws.load_state_dict(state)
-        self._consumed = int(state["batches"])
-        self._iterator = None
-
-
-def mixed_loader(
-    train_sets: Mapping[str, Any], mixture: Mixture, batch_size: int, seed: int = 0, **options: Any
-) -> MixedLoader:
-    """Batches of mixed examples: the loader for `Trainer.fit`, or what a datamodule's `train_dataloader` returns.
-
-    `train_sets`: {name: map-style dataset}. `options` go to the DataLoader: num_workers, collate_fn, pin_memory, ...
-    The batch size is that of one process. An epoch has as many examples as all datasets together.
-    """
-    return MixedLoader(train_sets, mixture, batch_size, seed, options)
 
 
 class BalanceCallback(Callback):
@@ -209,7 +118,7 @@ class BalanceCallback(Callback):
         replicas = Replicas(pl_module.device)
         if len(state["random"]) == replicas.size:
             set_random_states(pl_module.device, state["random"][replicas.rank])
-        self._follow(trainer)  # saved after an optimizer step, but before this callback heard of it
+        self._step_balancer(trainer)  # saved after an optimizer step, but before this callback heard of it
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = self._own_loader(trainer)
@@ -220,7 +129,7 @@ class BalanceCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._follow(trainer)
+        self._step_balancer(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.balancer is None or self._dev_metrics is None or trainer.sanity_checking or trainer.state.fn != "fit":
@@ -304,7 +213,7 @@ class BalanceCallback(Callback):
             **self._options,
         )
 
-    def _follow(self, trainer: Trainer) -> None:
+    def _step_balancer(self, trainer: Trainer) -> None:
         """Tell the balancer of every optimizer step that the trainer has made."""
         assert self.balancer is not None
         while self._steps < trainer.global_step:

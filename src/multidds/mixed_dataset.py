@@ -1,42 +1,46 @@
-"""One torch dataset over several, in which every index is a position in the global sequence of draws.
+"""One torch dataset over several, in which every index is a position in the sequence of draws (`draws`).
 
-Which example stands at a position is a function of seed, position and the mixtures that rule from given positions
-on: the sequence of `MixtureSampler`, whoever reads it and when. Workers see new mixtures through shared memory. When
-the mixture moves, and how far a loader has read ahead by then, is for a trainer's callback to say.
+Whoever reads it, and when, finds what `MixtureSampler` draws. When the mixture moves, and how far a loader has read
+ahead by then, is for a trainer's callback to say; without one, an index is just an index.
 """
 
 import copy
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .checks import check_names, check_whole
+from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
-from .randomness import derive, point
-from .sampling import Orders
+from .shared_rules import SharedRules, shared
 
 
 class MixedDataset(Dataset[Any]):
     """{name: dataset} as one dataset that is drawn from as the mixture says, example by example.
 
-    Its length is the sum of the sizes, so an epoch is what it is without a mixture; behind its last index the next
-    epoch goes on in the same endless sequence. Indices must be read in rising order, with gaps where other workers or
-    processes read: the Trainer does so with `train_sampling_strategy="sequential"`, which `BalanceCallback` sets.
+    datasets: {name: torch dataset, `datasets.Dataset`, or a stream}. mixture: how often each of them is drawn. seed: of
+    the draws. batch_size: examples of a batch; only for streams with several workers and without a callback, which
+    knows it: the batches are then those that one reader would make, and without it as many of them together.
 
-    If any of the datasets is a stream, the whole is a stream, and training needs `max_steps`. A stream that ends
-    starts over. Several workers read different shards of each stream, in proportions that stay those of the mixture.
-    `batch_size`: only for streams with several workers and without a callback, which would know it.
+    Its length is the sum of the sizes, so an epoch is what it is without a mixture; behind its last index the next
+    epoch goes on in the same endless sequence, where the loader tells of epochs (`set_epoch`). In which order an epoch
+    is read does not matter, except with a `BalanceCallback`, which sees to it that it is the rising one.
+
+    If any of the datasets is a stream, the whole is a stream (`IterableDataset`), and training needs `max_steps`. A
+    stream that ends starts over. Several workers read different shards of each stream, in proportions that stay those
+    of the mixture.
     """
 
-    def __new__(cls, datasets: Any = None, *args: Any, **kwargs: Any) -> "MixedDataset":
-        if cls is MixedDataset:
-            streaming = isinstance(datasets, Mapping) and any(map(is_stream, datasets.values()))
-            cls = _MixedStreams if streaming else _MixedExamples
-        return super().__new__(cls)
+    def __new__(
+        cls, datasets: Mapping[str, Any], mixture: Mixture, seed: int = 0, batch_size: int | None = None
+    ) -> "MixedDataset":
+        streams = isinstance(datasets, Mapping) and any(map(is_stream, datasets.values()))
+        return super().__new__(MixedStreams if streams else MixedExamples)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.datasets, self.mixture  # copies for workers are made by __new__, too
 
     def __init__(
         self, datasets: Mapping[str, Any], mixture: Mixture, seed: int = 0, batch_size: int | None = None
@@ -60,8 +64,8 @@ class MixedDataset(Dataset[Any]):
             check_whole("MixedDataset", batch_size=batch_size)
         self._sized, self._seed = sized, seed
         self._length = sum(sized.values())  # of an epoch
-        self._epoch = _shared(1, dtype=torch.int64)
-        self._followed = False  # by a callback, which says when the mixture moved and what was consumed
+        self._epoch = shared(1, dtype=torch.int64)
+        self._attached = False  # to a callback, which says when the mixture moved and what was consumed
         self._capacity = 8  # mixtures that a lagging reader can find
         self._unit = batch_size  # examples that one worker reads in a row
         self._step: int | None = None  # examples of an optimizer step, over all processes
@@ -69,25 +73,21 @@ class MixedDataset(Dataset[Any]):
 
     def restart(self) -> None:
         """Back to the first position, with the mixture of this moment."""
-        self._begin(self._seed, 0, dict.fromkeys(self.sizes, 0), [(0, self.mixture.probabilities)])
+        self._begin(Draws(self.mixture, self._seed))
 
-    def _begin(
-        self, seed: int, position: int, counts: dict[str, int], history: Sequence[tuple[int, Mapping[str, float]]]
-    ) -> None:
-        self._seed, self._orders = seed, Orders(seed, self._sized)
-        self._history = _History(self.mixture.names, self._capacity + len(history))
-        for start, probabilities in history:
-            self._history.add(start, probabilities)
-        self._version = self.mixture.version
-        self._consumed = _Draws(derive(seed, "draws"), self._history, position, counts)
+    def _begin(self, draws: Draws) -> None:
+        self._consumed = draws  # by training; without a callback: before this epoch
+        self._seed = draws.seed
+        self._orders = {name: Order(draws.seed, name, size) for name, size in self._sized.items()}
+        self._rules, self._known = SharedRules(self.mixture.names, self._capacity), 0  # for readers in workers
         self._epoch.zero_()
 
-    def be_followed(self, step: int, unit: int, rounds_to_remember: int, whole: int = 1) -> None:
+    def attach(self, step: int, unit: int, rounds_to_remember: int, whole: int = 1) -> None:
         """From a callback, before training: examples per optimizer step; examples that a worker reads in a row; for
         how many steps a reader may lag behind; `whole`: the examples of a batch, where an incomplete last one is
         dropped. An epoch becomes a whole number of steps: those of an ordinary script.
         """
-        self._followed, self._step, self._unit = True, step, unit
+        self._attached, self._step, self._unit = True, step, unit
         self._capacity = rounds_to_remember + 8
         kept = sum(self._sized.values()) // whole * whole
         self._length = max(1, -(-kept // step)) * step
@@ -102,11 +102,10 @@ class MixedDataset(Dataset[Any]):
         """From a callback: training has seen the next `count` examples."""
         self._consumed.skip_to(self.position + count)
 
-    def follow(self, position: int) -> None:
-        """If the mixture has moved since the last call, the move takes effect at this position."""
-        if self._version != self.mixture.version:
-            self._version = self.mixture.version
-            self._history.add(position, self.mixture.probabilities)
+    def rule_from(self, position: int) -> None:
+        """If the mixture has moved since the last call, it rules from this position on."""
+        if self._consumed.rule(self.mixture, position):
+            self._known = self._rules.add(position, self.mixture.probabilities)
 
     @property
     def examples(self) -> dict[str, int]:
@@ -123,13 +122,7 @@ class MixedDataset(Dataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """The state after what training has consumed, mixtures that are still to take effect included."""
-        return {
-            "seed": self._seed,
-            "position": self.position,
-            "sizes": dict(self.sizes),
-            "counts": self.examples,
-            "history": [[start, mixture.probabilities] for start, mixture in self._consumed.rules()],
-        }
+        return {**self._consumed.state_dict(), "sizes": dict(self.sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_names("MixedDataset: state", self.sizes, state["sizes"])
@@ -138,32 +131,37 @@ class MixedDataset(Dataset[Any]):
                 raise ValueError(
                     f"MixedDataset: the state is of {_counted(state['sizes'][name])} {name!r}, not {_counted(size)} it."
                 )
-        history = [(int(start), probabilities) for start, probabilities in state["history"]]
-        self._begin(state["seed"], int(state["position"]), dict(state["counts"]), history)
+        self._consumed.load_state_dict(state)
+        self._begin(self._consumed)
 
 
-class _MixedExamples(MixedDataset):
+class MixedExamples(MixedDataset):
     """All datasets have a length and indices."""
 
-    def _begin(self, *state: Any) -> None:
-        super()._begin(*state)
-        self._reader = self._consumed.copy()
+    def _begin(self, draws: Draws) -> None:
+        super()._begin(draws)
+        # Made in the process that reads; a copy of the dataset in another process makes its own.
+        self._reader: tuple[Draws, int] | None = None  # and how many of the later mixtures it knows
+        self._any_order: AnyOrder | None = None
 
     def set_epoch(self, epoch: int) -> None:
         start = epoch * self._length
-        if self._followed and start > self.position:
+        if not self._attached:  # nobody else says what was consumed, and when the mixture moved
+            self._go_to(start)
+            self.rule_from(start)
+        elif start > self.position:
             raise ValueError(
                 f"MixedDataset: epoch {epoch} begins at position {start}, but training has only consumed "
                 f"{self.position} examples. Epochs cannot be left early (should_epoch_stop), and a BalanceCallback "
                 "must be added to the Trainer that it was made for."
             )
-        if not self._followed:  # nobody else says what was consumed, and when the mixture moved
-            if start < self.position:
-                self.restart()
-            self._consumed.skip_to(start)
-            self.follow(start)
         self._epoch.fill_(epoch)
-        self._reader = self._consumed.copy()
+        self._reader = self._any_order = None
+
+    def _go_to(self, start: int) -> None:
+        if start < self.position:  # another training
+            self._consumed = Draws(self.mixture, self._seed)
+        self._consumed.skip_to(start)
 
     def __len__(self) -> int:
         return self._length
@@ -173,34 +171,51 @@ class _MixedExamples(MixedDataset):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The examples of a batch, in one call per dataset where the dataset offers that."""
-        drawn = [self._draw(int(index)) for index in indices]
-        places: dict[str, list[int]] = {}
-        for name, place in drawn:
-            places.setdefault(name, []).append(place)
-        found = {name: iter(_several(self.datasets[name], wanted)) for name, wanted in places.items()}
-        return [next(found[name]) for name, _ in drawn]
+        start = int(self._epoch.item()) * self._length
+        draw_at = self._drawn_in_order() if self._attached else self._drawn_in_any_order(start)
+        drawn: list[str] = []
+        places: dict[str, list[int]] = {name: [] for name in self.datasets}
+        for index in map(int, indices):
+            if not 0 <= index < self._length:
+                raise IndexError(f"MixedDataset: index {index} is not between 0 and {self._length - 1}.")
+            name, count = draw_at(start + index)
+            drawn.append(name)
+            places[name].append(self._orders[name][count])
+        found = {name: iter(_several(self.datasets[name], wanted)) for name, wanted in places.items() if wanted}
+        return [next(found[name]) for name in drawn]
 
-    def _draw(self, index: int) -> tuple[str, int]:
-        """(name, place in that dataset) of what stands at an index of this epoch."""
-        if not 0 <= index < self._length:
-            raise IndexError(f"MixedDataset: index {index} is not between 0 and {self._length - 1}.")
-        position = int(self._epoch.item()) * self._length + index
-        if position < self._reader.position:
-            raise ValueError(
-                f"MixedDataset: position {position} was asked for after {self._reader.position - 1}, but positions are "
-                "read in order. Set train_sampling_strategy='sequential' in TrainingArguments; in several processes "
-                "add a BalanceCallback."
-            )
-        self._reader.skip_to(position)
-        name, count = self._reader.draw()
-        return name, self._orders.place(name, count)
+    def _drawn_in_order(self) -> Callable[[int], tuple[str, int]]:
+        """What stands at a position, where a callback may add mixtures at any time: positions only rise."""
+        draws, known = self._reader or (self._consumed.fork(), self._known)
+        # All that rule before a position are there before it is asked for.
+        self._reader = draws, self._rules.tell(draws, known)
+
+        def draw_at(position: int) -> tuple[str, int]:
+            if position < draws.position:
+                raise ValueError(
+                    f"MixedDataset: position {position} was asked for after {draws.position - 1}, but with a "
+                    "BalanceCallback positions are read in order. Set train_sampling_strategy='sequential' in "
+                    "TrainingArguments, and read the dataset nowhere else."
+                )
+            draws.skip_to(position)
+            return draws.draw()
+
+        return draw_at
+
+    def _drawn_in_any_order(self, start: int) -> Callable[[int], tuple[str, int]]:
+        """What stands at a position of the epoch that begins at `start`, where no mixture moves in the middle of it."""
+        if self._any_order is None or self._any_order.start != start:
+            self._known = self._rules.tell(self._consumed, self._known)  # in a worker that outlives epochs
+            self._go_to(start)
+            self._any_order = AnyOrder(self._consumed.fork(), self._length)
+        return self._any_order.draw_at
 
 
-class _MixedStreams(MixedDataset, IterableDataset[Any]):
+class MixedStreams(MixedDataset, IterableDataset[Any]):
     """At least one dataset is a stream. The training is one endless epoch."""
 
-    def _begin(self, *state: Any) -> None:
-        super()._begin(*state)
+    def _begin(self, draws: Draws) -> None:
+        super()._begin(draws)
         self._skipped = 0  # positions that the Trainer will ask for again after a resume, and throw away
         self._places: dict[int, dict[str, Any]] = {}  # {position: places of the streams}, where a step may end
 
@@ -211,11 +226,6 @@ class _MixedStreams(MixedDataset, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if workers > 1 and self._unit is None:
-            raise ValueError(
-                f"MixedDataset: to share streams between {workers} workers it must know the batch size: "
-                "give batch_size, or add a BalanceCallback."
-            )
         examples = self._examples(worker, workers, alone=info is None)
         if self._skipped:
             batches = range(worker, self._skipped // (self._unit or 1), workers)  # this worker's
@@ -225,18 +235,19 @@ class _MixedStreams(MixedDataset, IterableDataset[Any]):
         yield from examples
 
     def _examples(self, worker: int, workers: int, alone: bool) -> Iterator[Any]:
-        streams = {name: Stream(name, d) for name, d in self.datasets.items() if is_stream(d)}
-        draws = self._consumed.copy()
+        streams = {name: StreamReader(name, d) for name, d in self.datasets.items() if is_stream(d)}
+        draws, known = self._consumed.fork(), self._known
         if alone:
             for name, place in self._places.get(draws.position, {}).items():
                 streams[name].load_state_dict(place)
         while True:
             number = draws.position // (self._unit or 1)
+            known = self._rules.tell(draws, known)
             name, count = draws.draw()
             if number % workers != worker:
                 continue
             part = self.datasets[name]
-            example = next(streams[name]) if name in streams else part[self._orders.place(name, count)]
+            example = next(streams[name]) if name in streams else part[self._orders[name][count]]
             if alone and self._step is not None and draws.position % self._step == 0:
                 self._places[draws.position] = {n: s.state_dict() for n, s in streams.items() if s.stateful}
             yield example
@@ -255,7 +266,7 @@ class _MixedStreams(MixedDataset, IterableDataset[Any]):
         self._places = {self.position: dict(state["places"])}
 
 
-class Stream:
+class StreamReader:
     """The examples of a stream, pass after pass, with its place where it can tell it."""
 
     def __init__(self, name: str, stream: Any) -> None:
@@ -286,71 +297,31 @@ class Stream:
             self._stream.load_state_dict(state["own"])
 
 
-class _History:
-    """Which mixture rules from which position on. In shared memory: workers see what is added after they began."""
+class AnyOrder:
+    """The draws of one epoch, asked for in any order. Every few of them a place is kept from which to look on."""
 
-    def __init__(self, names: Sequence[str], capacity: int) -> None:
-        self._names = tuple(names)
-        self._rows = _shared(capacity, 1 + len(names), dtype=torch.float64)  # a ring
-        self._total = _shared(1, dtype=torch.int64)
+    _COUNTS = 1 << 18  # that are kept, of all datasets at all places: some 20 megabytes
 
-    def add(self, position: int, probabilities: Mapping[str, float]) -> None:
-        """Behind all that were added before: where one of them is still to come, this one waits for it."""
-        row = [float(position), *(probabilities[name] for name in self._names)]
-        self._rows[self.total % len(self._rows)] = torch.tensor(row, dtype=torch.float64)
-        self._total += 1  # last, so that a reader never sees half a row
+    def __init__(self, draws: Draws, length: int) -> None:
+        self.start = draws.position
+        self._apart = max(64, -(-length * len(draws.counts) // self._COUNTS))  # positions from place to place
+        self._places = [draws]
+        self._reader = draws.fork()
 
-    @property
-    def total(self) -> int:
-        return int(self._total.item())
-
-    def since(self, number: int) -> list[tuple[int, Mixture]]:
-        total = self.total
-        assert total - number <= len(self._rows), "a reader fell behind the mixtures that are kept"
-        rows = [self._rows[i % len(self._rows)].tolist() for i in range(number, total)]
-        return [(int(start), Mixture(dict(zip(self._names, p, strict=True)))) for start, *p in rows]
-
-
-class _Draws:
-    """A place in the sequence of draws: how many there were, and of which dataset."""
-
-    def __init__(self, key: int, history: _History, position: int, counts: dict[str, int]) -> None:
-        self._key, self._history = key, history
-        self.position, self.counts = position, counts
-        self._rules: deque[tuple[int, Mixture]] = deque()  # the first one rules here
-        self._read = 0  # rows of the history
-
-    def copy(self) -> "_Draws":
-        twin = _Draws(self._key, self._history, self.position, dict(self.counts))
-        twin._rules, twin._read = self._rules.copy(), self._read
-        return twin
-
-    def rules(self) -> deque[tuple[int, Mixture]]:
-        """The mixture that rules here, and those that will."""
-        if self._history.total != self._read:
-            new = self._history.since(self._read)
-            self._rules.extend(new)
-            self._read += len(new)
-        while len(self._rules) > 1 and self._rules[1][0] <= self.position:
-            self._rules.popleft()
-        return self._rules
-
-    def draw(self) -> tuple[str, int]:
+    def draw_at(self, position: int) -> tuple[str, int]:
         """The dataset of this position, and how often it was drawn before."""
-        name = self.rules()[0][1].at(point(self._key, self.position))
-        count = self.counts[name]
-        self.counts[name] = count + 1
-        self.position += 1
-        return name, count
+        if not 0 <= position - self._reader.position < self._apart:
+            self._reader = self._near(position)
+        self._reader.skip_to(position)
+        return self._reader.draw()
 
-    def skip_to(self, position: int) -> None:
-        while self.position < position:
-            rules = self.rules()  # all that rule before a position are there before it is asked for
-            end = position if len(rules) == 1 else min(position, rules[1][0])
-            key, counts, at = self._key, self.counts, rules[0][1].at
-            for here in range(self.position, end):
-                counts[at(point(key, here))] += 1
-            self.position = end
+    def _near(self, position: int) -> Draws:
+        number = (position - self.start) // self._apart
+        while len(self._places) <= number:
+            place = self._places[-1].fork()
+            place.skip_to(place.position + self._apart)
+            self._places.append(place)
+        return self._places[number].fork()
 
 
 def is_stream(dataset: object) -> bool:
@@ -359,11 +330,6 @@ def is_stream(dataset: object) -> bool:
 
 def is_stateful(stream: object) -> bool:
     return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
-
-
-def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Zeros that all processes of a loader see."""
-    return torch.zeros(shape, dtype=dtype, device="cpu").share_memory_()  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _several(dataset: Any, places: list[int]) -> list[Any]:

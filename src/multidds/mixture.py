@@ -121,8 +121,13 @@ class Mixture:
 
     def at(self, point: float) -> str:
         """The dataset on which a point of [0, 1) falls: a uniform point makes a draw. O(log n)."""
-        place = bisect_right(self._cumulative, point * self._cumulative[-1])
-        return self._drawable[min(place, len(self._drawable) - 1)]
+        # Without the last edge: no rounding leads past it.
+        return self._drawable[bisect_right(self._cumulative, point * self._cumulative[-1], 0, self._last)]
+
+    @property
+    def edges(self) -> dict[str, float]:
+        """{name: where its stretch of the line ends}: what `at` looks a point up in, for those who have many."""
+        return dict(zip(self._drawable, self._cumulative, strict=True))
 
     def move(self, probabilities: Mapping[str, float]) -> None:
         """Replace the probabilities; the names must be the same. Every stream that shares this object follows."""
@@ -158,6 +163,7 @@ class Mixture:
         # of probability 0 are left out, so that no rounding can draw them.
         self._drawable = tuple(sorted(name for name in self._names if self[name] > 0))
         self._cumulative = list(accumulate(self[name] for name in self._drawable))
+        self._last = len(self._drawable) - 1
 
 
 class Replay:

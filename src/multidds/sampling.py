@@ -1,11 +1,9 @@
-"""Draws batches or examples as the mixture of this moment says, counts them, and resumes exactly.
+"""Batches or examples as the mixture of this moment says, counted, and resumed exactly.
 
-There is one global sequence of draws, a function of seed, position and the mixture at that position;
-rank r of W takes every W-th draw. Algorithm 1 draws per example (`MixtureSampler`); section 2 of the
-paper draws per batch (`interleave`).
+There is one global sequence of draws (`draws`); rank r of W takes every W-th of it. Algorithm 1 draws per example
+(`MixtureSampler`); section 2 of the paper draws per batch (`interleave`).
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -14,11 +12,12 @@ import torch
 from torch.utils.data import Sampler
 
 from .checks import check_names, check_whole
+from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
-from .randomness import Permutation, derive, point
+from .replicas import place_among_ranks
 from .sources import open_source, refuse_sharing
 
-_REMEMBERED = 256  # mixtures that `MixtureSampler.state_dict(consumed=...)` can go back over
+_KEPT = 256  # mixtures since the last state that was asked for; with more, states of the older half are given up
 
 
 class Interleaved:
@@ -36,31 +35,26 @@ class Interleaved:
         check_mixture("interleave", mixture)
         check_names("interleave", mixture.names, loaders)
         self.mixture = mixture
-        self._rank, self._world_size = _place_among_ranks("interleave", rank, world_size)
+        self._rank, self._world_size = place_among_ranks("interleave", rank, world_size)
         self._count = count
         self._loaders = dict(loaders)
         refuse_sharing("interleave", self._loaders.values())
-        self._start(seed)
+        self._start(Draws(mixture, seed))
 
-    def _start(self, seed: int) -> None:
-        self._seed, self._key = seed, derive(seed, "draws")
-        self._position = 0
-        self._batches = dict.fromkeys(self._loaders, 0)  # over all ranks
+    def _start(self, draws: Draws) -> None:
+        self._draws = draws  # of batches, over all ranks
         self._examples = dict.fromkeys(self._loaders, 0)  # of this rank
         self._sources = {
-            name: open_source("interleave", "loader", name, loader, seed) for name, loader in self._loaders.items()
+            name: open_source("interleave", "loader", name, loader, draws.seed)
+            for name, loader in self._loaders.items()
         }
 
     def __iter__(self) -> "Interleaved":
         return self
 
     def __next__(self) -> tuple[str, Any]:
-        for rank in range(self._world_size):
-            drawn = self.mixture.at(point(self._key, self._position + rank))
-            if rank == self._rank:
-                name, number = drawn, self._batches[drawn]
-            self._batches[drawn] += 1
-        self._position += self._world_size
+        self._draws.rule(self.mixture)
+        ((name, number),) = self._draws.draw_for(self._rank, self._world_size)
         batch = self._sources[name].draw((number,))
         self._examples[name] += self._count(batch)
         return name, batch
@@ -77,18 +71,15 @@ class Interleaved:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "seed": self._seed,
-            "position": self._position,
-            "batches": dict(self._batches),
+            **self._draws.state_dict(),
             "examples": dict(self._examples),
             "sources": {name: source.state_dict() for name, source in self._sources.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names("interleave: state", self.mixture.names, state["batches"])
-        self._start(state["seed"])
-        self._position = int(state["position"])
-        self._batches.update(state["batches"])
+        check_names("interleave: state", self.mixture.names, state["counts"])
+        self._draws.load_state_dict(state)
+        self._start(self._draws)
         self._examples.update(state["examples"])
         for name, source in self._sources.items():
             source.load_state_dict(state["sources"][name])
@@ -142,97 +133,74 @@ class MixtureSampler(Sampler[Any]):
         self._sizes = {name: int(size) for name, size in sizes.items()}
         self._offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         self._batch_size = batch_size
-        self._rank, self._world_size = _place_among_ranks("MixtureSampler", rank, world_size)
-        self._start(seed, position=0, batches=0, counts=dict.fromkeys(sizes, 0), recorded=[])
+        self._rank, self._world_size = place_among_ranks("MixtureSampler", rank, world_size)
+        self._per_batch = (batch_size or 1) * self._world_size  # draws, over all ranks
+        self._start(Draws(mixture, seed), 0)
 
-    def _start(
-        self, seed: int, position: int, batches: int, counts: dict[str, int], recorded: list[tuple[int, Mixture]]
-    ) -> None:
-        self._seed, self._key = seed, derive(seed, "draws")
-        self._position = position  # draws so far, over all ranks
-        self._first = (position, batches)  # where this object began: it cannot go back before
-        self._counts = counts  # {name: examples drawn so far, over all ranks}
-        self._orders = Orders(seed, self._sizes)
-        # Up to a position, draws follow a recorded mixture: after a resume, those that had been drawn
-        # ahead under older mixtures. Behind the last of them the live mixture decides.
-        self._recorded = deque(recorded)
-        self._used: deque[tuple[int, dict[str, float]]] = deque(maxlen=_REMEMBERED)  # (from position, probabilities)
-        self._seen: tuple[Mixture, int] | None = None  # what `_used` ends with: an object and its version
+    def _start(self, draws: Draws, batches: int) -> None:
+        self._draws = draws
+        self._orders = {name: Order(draws.seed, name, size) for name, size in self._sizes.items()}
+        self._consumed, self._batches = draws.fork(), batches  # a place that follows behind; states begin there
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            if self._batch_size is None:
-                yield from self._draw(1)
-            else:
-                yield self._draw(self._batch_size)
+            yield self._indices(1)[0] if self._batch_size is None else self._indices(self._batch_size)
 
-    def _draw(self, rounds: int) -> list[int]:
+    def _indices(self, rounds: int) -> list[int]:
         """One draw for every rank, `rounds` times; the indices of this rank."""
-        indices = []
-        for _ in range(rounds):
-            mixture = self._mixture_here()
-            for rank in range(self._world_size):
-                name = mixture.at(point(self._key, self._position + rank))
-                if rank == self._rank:
-                    indices.append(self._offsets[name] + self._orders.place(name, self._counts[name]))
-                self._counts[name] += 1
-            self._position += self._world_size
-        return indices
-
-    def _mixture_here(self) -> Mixture:
-        while self._recorded and self._recorded[0][0] <= self._position:
-            self._recorded.popleft()
-        mixture = self._recorded[0][1] if self._recorded else self.mixture
-        seen = (mixture, mixture.version)
-        if seen != self._seen:
-            self._seen = seen
-            self._used.append((self._position, mixture.probabilities))
-        return mixture
+        if self._draws.rule(self.mixture):
+            self._consumed.rule(self.mixture, self._draws.position)
+            if self._consumed.waiting > _KEPT:
+                self._catch_up((self._batches + self._drawn) // 2)
+        drawn = self._draws.draw_for(self._rank, self._world_size, rounds)
+        return [self._offsets[name] + self._orders[name][count] for name, count in drawn]
 
     @property
     def examples(self) -> dict[str, int]:
         """How many examples of each dataset were drawn, over all ranks (also those read ahead)."""
-        return dict(self._counts)
+        return dict(self._draws.counts)
 
     @property
     def passes(self) -> dict[str, float]:
         """How often each dataset was gone through, over all ranks."""
-        return {name: count / self._sizes[name] for name, count in self._counts.items()}
+        return {name: count / self._sizes[name] for name, count in self._draws.counts.items()}
+
+    @property
+    def _drawn(self) -> int:
+        """Batches of this rank, those read ahead included."""
+        return self._batches + (self._draws.position - self._consumed.position) // self._per_batch
+
+    def _catch_up(self, batches: int) -> None:
+        """States before so many batches will not be asked for any more."""
+        if batches > self._batches:
+            self._consumed.skip_to(self._consumed.position + (batches - self._batches) * self._per_batch)
+            self._batches = batches
+
+    def after(self, batches: int) -> Draws:
+        """The place in the sequence after the first `batches` batches of this rank, counted as in `state_dict`.
+
+        From then on only places from the batch before on can be asked for.
+        """
+        if not self._batches <= batches <= self._drawn:
+            raise ValueError(
+                f"MixtureSampler: consumed must be between {self._batches} and {self._drawn}, but it is {batches}."
+            )
+        self._catch_up(batches - 1)  # of the last one, a trainer may find that it was not finished
+        place = self._consumed.fork()
+        place.skip_to(place.position + (batches - self._batches) * self._per_batch)
+        return place
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """The state after all draws so far, or after the first `consumed` batches of this rank.
 
-        Batches (without a batch size: indices) are counted from the start of training, over resumes.
+        Batches (without a batch size: indices) are counted from the start of training, over resumes. `consumed` may
+        be any number from that of the last state on, less one.
         """
-        per_batch = (self._batch_size or 1) * self._world_size
-        first_position, first_batches = self._first
-        if consumed is None:
-            consumed = first_batches + (self._position - first_position) // per_batch
-        position = first_position + (consumed - first_batches) * per_batch
-        if not first_position <= position <= self._position:
-            raise ValueError(
-                f"MixtureSampler: consumed must be between {first_batches} and "
-                f"{first_batches + (self._position - first_position) // per_batch}, but it is {consumed}."
-            )
-        counts, recorded, end = dict(self._counts), list(self._recorded), self._position
-        for begin, probabilities in reversed(self._used):
-            if end <= position:
-                break
-            mixture = Mixture(probabilities)
-            recorded.insert(0, (end, mixture))
-            for t in range(max(begin, position), end):
-                counts[mixture.at(point(self._key, t))] -= 1
-            end = max(begin, position)
-        if end > position:
-            raise ValueError(f"MixtureSampler: more than {_REMEMBERED} mixtures were used since batch {consumed}.")
-        return {
-            "seed": self._seed,
-            "position": position,
-            "batches": consumed,
-            "sizes": dict(self._sizes),
-            "counts": counts,
-            "recorded": [[until, mixture.probabilities] for until, mixture in recorded],
-        }
+        batches = self._drawn if consumed is None else consumed
+        state = self.after(batches).state_dict()
+        if state["position"] < self._draws.position:  # behind what was drawn ahead, the mixture of the moment decides
+            state["rules"].append([self._draws.position, self.mixture.probabilities])
+        return {**state, "batches": batches, "sizes": dict(self._sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_names("MixtureSampler: state", self._sizes, state["sizes"])
@@ -241,35 +209,8 @@ class MixtureSampler(Sampler[Any]):
                 raise ValueError(
                     f"MixtureSampler: the state is of {state['sizes'][name]} examples of {name!r}, not {size}."
                 )
-        recorded = [(int(until), Mixture(probabilities)) for until, probabilities in state["recorded"]]
-        self._start(state["seed"], int(state["position"]), int(state["batches"]), dict(state["counts"]), recorded)
-
-
-class Orders:
-    """Which example of a dataset a draw takes: a new order in every pass, a function of (seed, name, pass)."""
-
-    def __init__(self, seed: int, sizes: Mapping[str, int]) -> None:
-        self._seed, self._sizes = seed, sizes
-        self._passes: dict[str, tuple[int, Permutation]] = {}  # {name: (pass, its order)}
-
-    def place(self, name: str, count: int) -> int:
-        """The place in its dataset of the example that is drawn from it after `count` others."""
-        number, place = divmod(count, self._sizes[name])
-        if self._passes.get(name, (-1, None))[0] != number:
-            self._passes[name] = (number, Permutation(derive(self._seed, "order", name, number), self._sizes[name]))
-        return self._passes[name][1][place]
-
-
-def _place_among_ranks(where: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"{where}: give both rank and world_size, or neither.")
-    if rank is None or world_size is None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return 0, 1
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    if not 0 <= rank < world_size:
-        raise ValueError(f"{where}: rank must be between 0 and world_size - 1, but it is {rank} of {world_size}.")
-    return rank, world_size
+        self._draws.load_state_dict(state)
+        self._start(self._draws, int(state["batches"]))
 
 
 def _first_dimension(batch: Any) -> int:

@@ -250,9 +250,12 @@ RESUMES = [
     ("plain", {"max_epochs": 3}, {"every_n_epochs": 1}),
     ("workers", {"max_epochs": 3}, {"every_n_epochs": 1}),
     ("workers", {"max_epochs": 3, "accumulate_grad_batches": 2}, {"every_n_train_steps": 5}),
-    ("plain", {"max_epochs": 3, "limit_train_batches": 9, "precision": "bf16-mixed"}, {"every_n_train_steps": 12}),
+    pytest.param(
+        "plain", {"max_epochs": 3, "limit_train_batches": 9, "precision": "bf16-mixed"}, {"every_n_train_steps": 12},
+        marks=pytest.mark.bfloat16,
+    ),
     ("plain", {"max_epochs": 2, "val_check_interval": 5}, {"monitor": "val_loss", "save_top_k": -1}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("way", "options", "saving"), RESUMES, ids=str)
@@ -353,6 +356,7 @@ def test_validation_losses_rank_the_dev_sets(tmp_path):
         trainer(tmp_path, callback, max_steps=8, val_check_interval=7).fit(net(kind=TwoVals), loader, vals)
 
 
+@pytest.mark.bfloat16
 def test_probes_run_under_the_precision_and_the_hooks_of_the_trainer(tmp_path):
     class Watched(Net):
         def on_before_batch_transfer(self, batch, dataloader_idx):

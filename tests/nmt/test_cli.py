@@ -4,7 +4,7 @@ import sys
 import pytest
 from conftest import ROOT, multidds
 
-from multidds.nmt.cli import clean
+from multidds.nmt.display import printable
 
 RECIPE = ROOT / "recipes" / "tiny.toml"
 
@@ -70,8 +70,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(corpus, arguments, message):
 
 
 def test_control_characters_come_out_as_text():
-    assert clean("a\x1b[31mb\r\n\u202e") == "a\\x1b[31mb\\r\\n\\u202e"
-    assert clean("Sağ ol [bold]") == "Sağ ol [bold]"
+    assert printable("a\x1b[31mb\r\n\u202e") == "a\\x1b[31mb\\r\\n\\u202e"
+    assert printable("Sağ ol [bold]") == "Sağ ol [bold]"
 
 
 def test_a_dry_run_tells_what_would_be_done(tiny):

@@ -19,12 +19,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from multidds.nmt import experiment_runner as module
 from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
-from multidds.nmt.experiment import flat, load_experiment, plan, toml_literal
-from multidds.nmt.experiment_display import Lines, live_table
-from multidds.nmt.experiment_runner import Job, Runner, Watch, to_do
+from multidds.nmt.experiment.display import Lines, live_table
+from multidds.nmt.experiment.file import load_experiment
+from multidds.nmt.experiment.plan import flat, plan, toml_literal
+from multidds.nmt.experiment.progress import Job, Watch, to_do
+from multidds.nmt.experiment.runner import Runner, Task
 
 RECIPE = ROOT / "recipes" / "tiny.toml"
 STEPS = 80
@@ -264,15 +265,15 @@ def test_a_run_of_another_process_is_left_to_it(done, monkeypatch, capsys):
     fcntl = pytest.importorskip("fcntl")
     cwd, _ = done
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(module, "_GRACE", 0.0)
+    monkeypatch.setattr("multidds.nmt.experiment.runner._GRACE", 0.0)
     path = write(cwd, EXPERIMENT.replace("runs/e", "runs/locked"), "locked.toml")
     job = Job(plan(path, load_experiment(path))[0])
     job.run.folder.mkdir(parents=True)
     with (job.run.folder / "records.jsonl").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         Runner([job], 1, Lines()).run()
-        monkeypatch.setattr(module, "_GRACE", 60.0)
-        assert Runner([job], 1, Lines())._held(module.Task([job], ["train"], job.run.log))
+        monkeypatch.setattr("multidds.nmt.experiment.runner._GRACE", 60.0)
+        assert Runner([job], 1, Lines())._held(Task([job], ["train"], job.run.log))
     assert job.state == "failed"
     assert "is being trained by another process" in job.reason
     assert "is being trained by another process" in capsys.readouterr().out

@@ -8,8 +8,7 @@ from torch import nn
 from toy_runs import small_config
 
 from multidds.nmt.batches import Batch, Rows, Sentences, assemble, packed
-from multidds.nmt.model import Layout, ScaleNorm, Transformer, sinusoids
-from multidds.nmt.parts import learning_rate, model_of
+from multidds.nmt.model import Layout, ScaleNorm, Transformer, make_model, sinusoids
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.translate import _sinusoids
 
@@ -23,7 +22,7 @@ SETTINGS = {
 def sentences(corpus, monkeypatch):
     config = small_config(corpus, monkeypatch)
     prepared = Prepared(config)
-    return Sentences(config, prepared, "shift-base", "train"), model_of(config, prepared)
+    return Sentences(config, prepared, "shift-base", "train"), make_model(config, prepared.vocabulary)
 
 
 def test_padding_never_changes_a_loss(sentences):
@@ -157,6 +156,7 @@ def test_dropout_acts_at_every_place_and_is_a_function_of_the_seed():
         assert sum(losses) / 40 == pytest.approx(loss(1), rel=0.05)
 
 
+@pytest.mark.bfloat16
 def test_bfloat16_is_near_float32():
     torch.manual_seed(0)
     model = Transformer(20, 20, 20, **SETTINGS)
@@ -213,12 +213,6 @@ def test_layer_norm_is_an_option():
     assert isinstance(model.encoder_norm, nn.LayerNorm)
 
 
-def test_the_learning_rate_warms_up_and_then_falls_with_the_root_of_the_step():
-    rates = [learning_rate(2e-4, 4000, 1e-7, step) for step in (1, 2000, 4000, 16000)]
-    assert rates == pytest.approx([1e-7 + (2e-4 - 1e-7) / 4000, (2e-4 + 1e-7) / 2, 2e-4, 1e-4])
-    assert learning_rate(1e-3, 0, 0.0, 4) == pytest.approx(5e-4)
-
-
 @pytest.mark.filterwarnings("default")  # torch's compiler warns of what it does itself
 def test_compiled_layers_are_the_same_and_are_compiled_once_for_all_shapes(corpus, monkeypatch):
     """By the expressions of other devices than the CPU. Backend "eager": what is read, not what is made of it."""
@@ -226,7 +220,7 @@ def test_compiled_layers_are_the_same_and_are_compiled_once_for_all_shapes(corpu
     config = config.model_copy(update={"model": config.model.model_copy(update={"activation_dropout": 0.0})})
     prepared = Prepared(config)
     sentences = Sentences(config, prepared, config.data.names[0], "train")
-    plain, compiled = (model_of(config, prepared) for _ in range(2))
+    plain, compiled = (make_model(config, prepared.vocabulary) for _ in range(2))
     compiled.load_state_dict(plain.state_dict())
     compiled.compile_layers(backend="eager")
     for i in range(4):

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from multidds.nmt.config import parse_config
 from multidds.nmt.corpora import files_of, read_pairs
+from multidds.nmt.encoding import Encoder, parts_of
 from multidds.nmt.errors import UserError
-from multidds.nmt.prepare import Encoder, Prepared, _jobs, prepare
+from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.vocabulary import END, load_model, tag_of
 
 PAIRS = [("a b", "x y"), ("c d", "z"), ("", "w"), ("e\u2028f\x85g", "v\x0bu")]
@@ -193,8 +194,8 @@ def test_parts_of_long_files_make_the_same_arrays(tmp_path, monkeypatch, kind):
     prepare(settings, processes=1)
     whole = {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()}
     (tmp_path / "prepared" / "ab-base.train.source.bin").unlink()
-    monkeypatch.setattr("multidds.nmt.prepare._PART", 1000)
-    assert len(_jobs(settings, ["train", "dev"], 2)) > 6
+    monkeypatch.setattr("multidds.nmt.encoding.SMALLEST_PART", 1000)
+    assert len(parts_of(settings, ["train", "dev"], 2)) > 6
     prepare(settings, processes=2)
     assert {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()} == whole
 

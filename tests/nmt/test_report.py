@@ -15,10 +15,10 @@ from toy_runs import SMALL
 
 from multidds.nmt.config import MixtureSettings
 from multidds.nmt.errors import UserError
-from multidds.nmt.evaluate import compare
 from multidds.nmt.report import as_latex, report, tables
 from multidds.nmt.report.figures import MANY, figures_of, variances
 from multidds.nmt.report.runs import find_runs, label_of, settings_of
+from multidds.nmt.significance import compare
 
 RELATED = [f"{language}-eng" for language in ("aze", "bel", "glg", "slk", "tur", "rus", "por", "ces")]
 DIVERSE = [f"eng-{language}" for language in ("bos", "mar", "hin", "mkd", "ell", "bul", "fra", "kor")]
@@ -65,6 +65,17 @@ def made(runs, tmp_path_factory):
     done = multidds("report", runs, "-o", folder / "report", cwd=folder)
     assert done.stdout.strip().endswith("report.html")
     return folder / "report"
+
+
+def test_a_report_needs_neither_ctranslate2_nor_torch(tmp_path):
+    make_run(tmp_path / "a", ["a-b"])
+    make_run(tmp_path / "b", ["a-b"], method="multidds-s")
+    code = (
+        "import sys; from pathlib import Path; sys.modules['ctranslate2'] = sys.modules['torch'] = None\n"
+        "from multidds.nmt.report import report; print(report([Path('a'), Path('b')], Path('out')).summaries)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "1 language pairs" in done.stdout, done.stderr
 
 
 def test_the_runs_of_these_tests_have_the_keys_of_real_ones(corpus, tmp_path):
@@ -202,7 +213,7 @@ def test_stars_are_those_of_the_command_line_of_sacrebleu(runs, made):
         stars.append(system["BLEU"]["p_value"] < 0.05)
     setting = next(setting for setting in settings_of(find_runs([runs])) if setting.name == "m2o-related")
     table = tables.by_language(setting, compare)
-    assert [row[2].star or row[3].star for row in table.rows[:4]] == stars
+    assert [row["baseline"].star or row["learned"].star for row in table.rows[:4]] == stars
     assert any(stars), "the test should see a star"
 
 
@@ -220,7 +231,8 @@ def test_the_better_one_is_bold_and_starred_whichever_it_is(tmp_path, ours, thei
     make_run(tmp_path / "b", ["a-b"], method="multidds-s")
     compared = {"a-b": {"bleu": ours, "against": theirs, "p": p}}
     row = tables.by_language(one_setting([tmp_path]), lambda *folders: compared).rows[0]
-    assert (row[2].bold, row[2].star, row[3].bold, row[3].star) == marks
+    both = (row["baseline"], row["learned"])
+    assert tuple(mark for cell in both for mark in (cell.bold, cell.star)) == marks
 
 
 def test_the_moving_average_is_compared_with_the_step_ahead_that_was_trained_as_it_was(tmp_path):
@@ -233,9 +245,9 @@ def test_the_moving_average_is_compared_with_the_step_ahead_that_was_trained_as_
     setting = one_setting([tmp_path])
     table = tables.step_ahead([setting])
     batch = next(run for run in setting.runs if run.folder.name == "c")
-    assert table.rows[0][3].number == batch.bleu
+    assert table.rows[0]["step-ahead"].number == batch.bleu
     assert "against MultiDDS, step-ahead (train.mixing = batch)." in table.notes[0]
-    assert [cell.text for cell in table.rows[1]] == ["m2o-related (paper)", "24.88", "25.19", "25.26"]
+    assert [cell.text for cell in table.cells(table.rows[1])] == ["m2o-related (paper)", "24.88", "25.19", "25.26"]
 
 
 def test_the_best_baseline_is_the_static_method_with_the_best_average(runs):
@@ -290,7 +302,9 @@ def test_a_score_of_zero_is_a_score(tmp_path):
         (folder / "scores.json").write_text(json.dumps(scores))
     made = report([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert made.summaries[0].startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")
-    assert [row[1].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"]))).rows] == ["0.00"]
+    assert [row["bleu/s"].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"]))).rows] == [
+        "0.00"
+    ]
 
 
 def test_a_run_without_an_alignment_table_shows_the_reward_it_used(tmp_path):
@@ -347,8 +361,8 @@ def test_text_of_a_config_is_escaped_everywhere(tmp_path):
 
 
 def test_latex_is_escaped_and_marked():
-    row = [tables.Cell("x_y"), tables.number(1.5, bold=True, star=True)]
-    text = as_latex(tables.Table("k", "T", ["a", "b"], [row], ["note"]))
+    row = {"b": tables.number(1.5, bold=True, star=True), "a": tables.Cell("x_y")}
+    text = as_latex(tables.ReportTable("k", "T", tables.named("a", "b"), [row], ["note"]))
     assert r"x\_y & \textbf{1.50}$^{*}$ \\" in text
     assert r"\begin{tabular}{lr}" in text
 

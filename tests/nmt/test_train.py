@@ -18,9 +18,11 @@ from toy_runs import SMALL, Silent, small_config
 from multidds.nmt import checkpoints
 from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
+from multidds.nmt.device import compiler_errors
 from multidds.nmt.errors import UserError
-from multidds.nmt.parts import compiler_errors, planned_sentences, prior_of
 from multidds.nmt.prepare import Prepared
+from multidds.nmt.prior import prior_of
+from multidds.nmt.schedule import planned_sentences
 from multidds.nmt.train import CLOCKS, Run, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
@@ -262,6 +264,7 @@ def test_lost_records_are_not_filled_with_zeros(corpus, monkeypatch, tmp_path):
     assert records(tmp_path / "run")[-1]["kind"] == "validation"
 
 
+@pytest.mark.bfloat16
 def test_bfloat16_and_accumulation_train(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.precision=bfloat16", "train.tokens=600", "train.max_steps=6")
     assert train(config, tmp_path / "run", Silent()).step == 6

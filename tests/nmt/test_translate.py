@@ -14,10 +14,11 @@ from toy_runs import Silent, small_config
 from multidds.nmt import checkpoints
 from multidds.nmt.batches import Sentences, assemble
 from multidds.nmt.config import read_run
+from multidds.nmt.encoding import Encoder
 from multidds.nmt.errors import UserError
-from multidds.nmt.evaluate import compare
-from multidds.nmt.parts import model_of
-from multidds.nmt.prepare import Encoder, Prepared
+from multidds.nmt.model import make_model
+from multidds.nmt.prepare import Prepared
+from multidds.nmt.significance import compare
 from multidds.nmt.train import train
 from multidds.nmt.translate import Translator
 
@@ -26,7 +27,7 @@ def largest_difference(run, pair, split="dev", count=30):
     """Between the log-probabilities of PyTorch and of the exported model, over all target tokens."""
     config, _ = read_run(run)
     prepared = Prepared(config)
-    model = model_of(config, prepared)
+    model = make_model(config, prepared.vocabulary)
     weights, _ = checkpoints.read(run / "best.safetensors")
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items()})
     model.eval()

@@ -14,8 +14,7 @@ from multidds.nmt.batches import Sentences, assemble, packed
 from multidds.nmt.config import load_config
 from multidds.nmt.dev_translation import dev_bleu, spread
 from multidds.nmt.errors import UserError
-from multidds.nmt.model import Transformer
-from multidds.nmt.parts import model_of
+from multidds.nmt.model import Transformer, make_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.train import Run, train
 from multidds.nmt.translate import Translator, text_of
@@ -32,7 +31,7 @@ def validations(run):
 def model_and_dev(config):
     prepared = Prepared(config)
     torch.manual_seed(5)
-    model = model_of(config, prepared).eval()
+    model = make_model(config, prepared.vocabulary).eval()
     with torch.no_grad():  # probabilities worth multiplying
         model.target_embedding.weight *= 3
     return model, {name: Sentences(config, prepared, name, "dev") for name in config.data.names}

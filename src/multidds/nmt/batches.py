@@ -8,14 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from multidds import Mixture, MixtureSampler
+from multidds import Draws, Mixture, Order
 
 from .config import Config
 from .prepare import Prepared
@@ -243,49 +243,46 @@ class _MixedBatches:
     """A language pair per sentence: Algorithm 1."""
 
     def __init__(self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int) -> None:
-        self._data, self._tokens = list(data.values()), tokens
-        sizes = {name: len(sentences) for name, sentences in data.items()}
-        self._sampler = MixtureSampler(
-            sizes, mixture, seed=seed, rank=0, world_size=1
-        )  # ranks share batches, not draws
-        self._starts = np.cumsum([0, *sizes.values()])
+        self._data, self._mixture, self._tokens = data, mixture, tokens
+        self._draws = Draws(mixture, seed)
+        self._orders = {name: Order(seed, name, len(sentences)) for name, sentences in data.items()}
 
-    def batches(self, count: int) -> list[list[Item]]:
-        return _cut(_drawn(map(self._item, self._sampler), count * self._tokens, count), count)
+    def batches(self, number: int) -> list[list[Item]]:
+        self._draws.rule(self._mixture)
+        return _cut(_drawn(self._items(), number * self._tokens, number), number)
 
-    def _item(self, index: int) -> Item:
-        which = int(np.searchsorted(self._starts, index, "right")) - 1
-        return self._data[which], int(index - self._starts[which])
+    def _items(self) -> Iterator[Item]:
+        while True:
+            name, drawn = self._draws.draw()
+            yield self._data[name], self._orders[name][drawn]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"examples": self._sampler.examples, "sampler": self._sampler.state_dict()}
+        return {"examples": dict(self._draws.counts), "draws": self._draws.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sampler.load_state_dict(state["sampler"])
+        self._draws.load_state_dict(state["draws"])
 
 
 class _UnmixedBatches:
     """A language pair per batch: section 2 of the paper."""
 
     def __init__(self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int) -> None:
-        self._names = list(data)
-        # Datasets of one example each: an index is a language pair.
-        self._chooser = MixtureSampler(dict.fromkeys(data, 1), mixture, seed=seed, rank=0, world_size=1)
+        self._mixture, self._draws = mixture, Draws(mixture, seed)  # of batches
         self._shelves = {name: _Shelf(sentences, tokens, seed) for name, sentences in data.items()}
 
-    def batches(self, count: int) -> list[list[Item]]:
-        chosen = iter(self._chooser)
-        return [self._shelves[self._names[next(chosen)]].next() for _ in range(count)]
+    def batches(self, number: int) -> list[list[Item]]:
+        self._draws.rule(self._mixture)
+        return [self._shelves[self._draws.draw()[0]].next() for _ in range(number)]
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "examples": {name: shelf.examples for name, shelf in self._shelves.items()},
-            "chooser": self._chooser.state_dict(),
+            "draws": self._draws.state_dict(),
             "shelves": {name: shelf.state_dict() for name, shelf in self._shelves.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._chooser.load_state_dict(state["chooser"])
+        self._draws.load_state_dict(state["draws"])
         for name, shelf in self._shelves.items():
             shelf.load_state_dict(state["shelves"][name])
 
@@ -298,9 +295,8 @@ class _Shelf:
     def __init__(self, sentences: Sentences, tokens: float, seed: int) -> None:
         self._sentences, self._tokens, self._seed = sentences, tokens, seed
         self._count = max(1, min(self._AHEAD, int(sentences.lengths.sum() / tokens)))
-        name = sentences.name
-        self._sampler = MixtureSampler({name: len(sentences)}, Mixture.uniform([name]), seed=seed, rank=0, world_size=1)
-        self._before = self._sampler.state_dict()
+        self._order = Order(seed, sentences.name, len(sentences))
+        self._before = self._drawn = 0  # sentences, before these batches and with them
         self._batches: list[list[Item]] = []
         self._taken = 0
         self.examples = 0
@@ -314,18 +310,17 @@ class _Shelf:
         return batch
 
     def _fill(self) -> None:
-        self._before = self._sampler.state_dict()
-        items = _drawn(((self._sentences, i) for i in self._sampler), self._count * self._tokens, self._count)
-        self._batches, self._taken = _shuffled(_cut(items, self._count), self._seed, self._before["position"]), 0
+        items = ((self._sentences, self._order[i]) for i in count(self._drawn))
+        drawn = _drawn(items, self._count * self._tokens, self._count)
+        self._before, self._drawn = self._drawn, self._drawn + len(drawn)
+        self._batches, self._taken = _shuffled(_cut(drawn, self._count), self._seed, self._before), 0
 
     def state_dict(self) -> dict[str, Any]:
-        filled = bool(self._batches)
-        return {"before": self._before, "filled": filled, "taken": self._taken, "examples": self.examples}
+        return {"before": self._before, "taken": self._taken if self._batches else None, "examples": self.examples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sampler.load_state_dict(state["before"])
-        self._before, self._batches, self._taken = self._sampler.state_dict(), [], 0
-        if state["filled"]:
+        self._drawn, self._batches, self._taken = int(state["before"]), [], 0
+        if state["taken"] is not None:
             self._fill()
             self._taken = int(state["taken"])
         self.examples = int(state["examples"])

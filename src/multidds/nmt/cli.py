@@ -3,20 +3,19 @@
 import os
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from . import display
+from .display import err, out, say
 from .errors import UserError
-from .names import printable
+
+if TYPE_CHECKING:
+    from .config import Config
 
 app = typer.Typer(
     name="multidds",
@@ -27,7 +26,6 @@ app = typer.Typer(
 )
 corpora = typer.Typer(help="Make a corpus to train on.", no_args_is_help=True)
 app.add_typer(corpora, name="corpus")
-out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
 Recipe = Annotated[Path, typer.Argument(help="The recipe, a TOML file; see recipes/.", show_default=False)]
 Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
@@ -37,13 +35,11 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err.print(f"multidds: {printable(str(error))}", markup=False, highlight=False)
+        say(f"multidds: {error}", err)
         raise SystemExit(2) from None
     except OSError as error:  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
-        err.print(
-            f"multidds: {printable(where)}{printable(error.strerror or str(error))}", markup=False, highlight=False
-        )
+        say(f"multidds: {where}{error.strerror or error}", err)
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
@@ -68,20 +64,13 @@ def catalogues(
     """Messages of programs and their translations, out of packages on the registry. Does nothing where it is done."""
     from .catalogues import SPLITS, build
 
-    with _bar("catalogues") as say:
-        manifest, made = build(folder, [code for code in languages.split(",") if code.strip()], list_, say)
-    table = Table("language", *SPLITS, title=escape(printable(str(folder))))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, facts in manifest["languages"].items():
-        table.add_row(name, *(f"{facts[split]:,}" for split in SPLITS))
-    out.print(table)
+    with display.bar("catalogues") as progress:
+        manifest, made = build(folder, [code for code in languages.split(",") if code.strip()], list_, progress)
+    out.print(display.corpus_table(folder, manifest["languages"], SPLITS))
     licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
-    out.print(
-        printable(f"The text belongs to its projects: {licences}. See README.md there."), markup=False, highlight=False
-    )
+    say(f"The text belongs to its projects: {licences}. See README.md there.")
     if not made:
-        out.print("Nothing has changed since the last call.")
+        say("Nothing has changed since the last call.")
 
 
 @app.command()
@@ -96,19 +85,14 @@ def prepare(
     from .prepare import prepare as run
 
     config = load_config(recipe, set_)
-    with _bar("prepare") as say:
-        made = run(config, processes, say)
-    prepared = Prepared(config)
-    table = Table("pair", "train", "dev", "test", "dropped", title=escape(printable(str(config.data.folder))))
-    for name, splits in prepared.manifest["pairs"].items():
-        dropped = Counter(splits["train"]["dropped"]) + Counter(splits["dev"]["dropped"])
-        cells = [f"{splits[split]['pairs']:,}" if split in splits else "-" for split in ("train", "dev", "test")]
-        table.add_row(_shown(name), *cells, ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "-")
-    out.print(table)
-    sizes = prepared.manifest["vocabulary"]
-    out.print(f"{prepared.manifest['direction']}, {sizes['source']:,} source and {sizes['target']:,} target tokens.")
+    with display.bar("prepare") as progress:
+        made = run(config, processes, progress)
+    manifest = Prepared(config).manifest
+    out.print(display.prepared_table(config.data.folder, manifest["pairs"]))
+    sizes = manifest["vocabulary"]
+    out.print(f"{manifest['direction']}, {sizes['source']:,} source and {sizes['target']:,} target tokens.")
     if not made:
-        out.print("Nothing has changed since the last call.")
+        say("Nothing has changed since the last call.")
 
 
 @app.command()
@@ -129,11 +113,12 @@ def train(
 
         describe(config, out)
         return
+    _avoid_amx([config])
     from .train import train as start
 
     run = run or Path("runs") / recipe.stem
     again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *(p for s in set_ for p in ("--set", s))])
-    with Terminal() if out.is_terminal else Plain() as show:
+    with display.Terminal() if out.is_terminal else display.Plain() as show:
         at = start(config, run, show)
     if at.finished:
         from .validation import MEASURES
@@ -143,11 +128,9 @@ def train(
             "" if at.best is None else f"; {which} {MEASURES[config.train.select]} {at.best:.4f} at step {at.best_step}"
         )
         out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
-        out.print(printable(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}"), markup=False, highlight=False)
+        say(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}")
     else:
-        out.print(
-            printable(f"Stopped and saved after step {at.step}. To go on: {again}"), markup=False, highlight=False
-        )
+        say(f"Stopped and saved after step {at.step}. To go on: {again}")
 
 
 @app.command()
@@ -194,36 +177,20 @@ def evaluate(
     threads: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
 ) -> None:
     """Score the test sets with BLEU and chrF."""
-    from .evaluate import compare
     from .evaluate import evaluate as run_evaluation
+    from .significance import compare
 
-    with _spinner() as say:
-        scores = run_evaluation(run, threads, say)
+    with display.spinner() as show:
+        scores = run_evaluation(run, threads, show)
         if against is not None:
-            run_evaluation(against, threads, say)
-            say("paired bootstrap")
-            compared = compare(run, against)
-    table = Table("pair", "sentences", "BLEU", "chrF", title=escape(printable(str(run))))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    if against is not None:
-        table.add_column(escape(printable(str(against))), justify="right")
-        table.add_column("p", justify="right")
-    for name, pair in scores["pairs"].items():
-        row = [_shown(name), f"{pair['sentences']:,}", f"{pair['bleu']:.2f}", f"{pair['chrf']:.2f}"]
-        if against is not None and name in compared:
-            both = compared[name]
-            star = "*" if both["p"] < 0.05 else ""
-            row[2] += star if both["bleu"] > both["against"] else ""
-            row += [f"{both['against']:.2f}" + (star if both["against"] > both["bleu"] else ""), f"{both['p']:.3f}"]
-        table.add_row(*row)
-    table.add_section()
-    table.add_row("average", "", f"{scores['average']['bleu']:.2f}", f"{scores['average']['chrf']:.2f}")
-    out.print(table)
+            run_evaluation(against, threads, show)
+            show("paired bootstrap")
+        compared = {} if against is None else compare(run, against)
+    out.print(display.scores_table(run, scores, against, compared))
     if against is not None:
         out.print("* better, p < 0.05 (paired bootstrap, 1,000 samples)")
     for key, signature in scores["signatures"].items():
-        out.print(f"{key}: {signature}", markup=False, highlight=False)
+        say(f"{key}: {signature}")
 
 
 @app.command()
@@ -234,9 +201,11 @@ def experiment(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their commands, and stop.")] = False,
 ) -> None:
     """Train and evaluate many runs. The same command again goes on; what is done stays as it is."""
-    from . import experiment_display as display
-    from .experiment import load_experiment, plan
-    from .experiment_runner import Job, Runner
+    from .experiment.display import Lines, LiveTable, commands, final_table
+    from .experiment.file import load_experiment
+    from .experiment.plan import plan
+    from .experiment.progress import Job
+    from .experiment.runner import Runner
 
     wanted = load_experiment(file)
     runs = plan(file, wanted)
@@ -244,26 +213,26 @@ def experiment(
     if not jobs:
         raise UserError(f"--only {only}: matches none of the {len(runs)} runs, such as {runs[0].name}.")
     if dry_run:
-        for line in display.commands(jobs):
-            out.print(printable(line), markup=False, highlight=False)
+        for line in commands(jobs):
+            say(line)
         return
-    with display.LiveTable(out) if out.is_terminal else display.Lines() as show:
+    _avoid_amx([job.run.config for job in jobs])  # the processes of the runs inherit it
+    with LiveTable(out) if out.is_terminal else Lines() as show:
         runner = Runner(jobs, parallel or wanted.parallel, show)
         runner.run()
-    out.print(display.final_table(jobs, wanted.folder))
+    out.print(final_table(jobs, wanted.folder))
     for job in jobs:
         if job.state == "failed":
-            out.print(printable(f"failed: {job.run.name}: {job.reason}"), markup=False, highlight=False)
+            say(f"failed: {job.run.name}: {job.reason}")
     if runner.stopped:
         given = [("--parallel", parallel), ("--only", only)]
         again = [str(part) for pair in given if pair[1] is not None for part in pair]
         command = shlex.join(["multidds", "experiment", str(file), *again])
-        out.print(printable(f"Stopped. To go on: {command}"), markup=False, highlight=False)
+        say(f"Stopped. To go on: {command}")
         raise SystemExit(130)
     if any(job.state == "failed" for job in jobs):
         raise SystemExit(1)
-    report = shlex.join(["multidds", "report", str(wanted.folder)])
-    out.print(printable(f"Next: {report}"), markup=False, highlight=False)
+    say(f"Next: {shlex.join(['multidds', 'report', str(wanted.folder)])}")
 
 
 @app.command()
@@ -276,25 +245,13 @@ def report(
     """Make a page of tables and figures from runs: BLEU with significance, mixtures, rewards, costs."""
     from .report import report as write
 
-    with _spinner() as say:
-        made = write(runs, to, say)
+    with display.spinner() as show:
+        made = write(runs, to, show)
     for compared in made.by_language:
-        if not compared.rows:
-            continue
-        table = Table(title=_shown(compared.title))
-        for i, column in enumerate(compared.columns):
-            table.add_column(_shown(column), justify="right" if i else "left", overflow="fold")
-        for row in compared.rows:
-            if row[0].text == "average":
-                table.add_section()
-            marked = [(_shown(cell.text), cell) for cell in row]
-            table.add_row(
-                *((f"[b]{text}[/b]" if cell.bold else text) + ("*" if cell.star else "") for text, cell in marked)
-            )
-        out.print(table)
-    for sentence in made.summaries:
-        out.print(printable(sentence), markup=False, highlight=False)
-    out.print(printable(str(made.page)), markup=False, highlight=False)
+        if compared.rows:
+            out.print(display.report_table(compared))
+    for sentence in (*made.summaries, str(made.page)):
+        say(sentence)
 
 
 @app.command()
@@ -334,9 +291,12 @@ def mixture(
     print(export.written(chosen, format_, data))
 
 
-def _shown(text: str) -> str:
-    """Text from data or configs, as a cell of a table."""
-    return escape(printable(text))
+def _avoid_amx(configs: Sequence["Config"]) -> None:
+    """Where a training wants bfloat16 on a CPU that dies of it; before torch is imported."""
+    if any(c.train.precision == "bfloat16" and c.train.device.startswith(("auto", "cpu")) for c in configs):
+        from .bfloat16 import limit_onednn
+
+        limit_onednn(lambda text: say(text, err))
 
 
 def _standard_input() -> Iterator[str]:
@@ -345,79 +305,6 @@ def _standard_input() -> Iterator[str]:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise UserError(f"standard input:{number}: not valid UTF-8 (byte {error.start + 1}).") from None
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[Any]:
-    """say(what, done, total): a bar on a terminal, nothing elsewhere."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda what, done, total: progress.update(
-            task, description=escape(printable(what)), completed=done, total=total
-        )
-
-
-@contextmanager
-def _spinner() -> Iterator[Any]:
-    with err.status("") as status:
-        yield lambda text: status.update(escape(printable(text)))
-
-
-class Plain:
-    """Quiet lines, for logs."""
-
-    def __enter__(self) -> "Plain":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def progress(self, fraction: float, facts: dict[str, Any]) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        print(printable(text), flush=True)
-
-    log = line
-
-
-class Terminal:
-    """A bar with speed, loss, mixture and the time left."""
-
-    def __enter__(self) -> "Terminal":
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=out, transient=True)
-        self._progress.start()
-        self._task = self._progress.add_task("", total=1.0)
-        self._facts: dict[str, Any] = {}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def progress(self, fraction: float, facts: dict[str, Any]) -> None:
-        self._facts |= facts
-        shown = [
-            f"{key} {value:,.0f}" if value >= 1000 else f"{key} {value:.3g}"
-            for key, value in self._facts.items()
-            if isinstance(value, float)
-        ]
-        if "mixture" in self._facts:
-            largest = sorted(self._facts["mixture"].items(), key=lambda item: -item[1])[:4]
-            shown.append(" ".join(f"{name} {p:.0%}" for name, p in largest))
-        text = f"step {self._facts.get('step', 0)} epoch {self._facts.get('epoch', 0)}  " + "  ".join(shown)
-        self._progress.update(self._task, completed=fraction, description=escape(printable(text)))
-
-    def line(self, text: str) -> None:
-        self._progress.console.print(printable(text), markup=False, highlight=False)
-
-    def log(self, text: str) -> None:
-        pass  # the bar shows it
 
 
 if __name__ == "__main__":

@@ -376,7 +376,7 @@ def sentence(error: ValidationError, root: type[Section] = Config) -> str:
             field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
             section = field.annotation if field else None
         known = tuple(getattr(section, "model_fields", {}))
-        return f"{where}has no {what} {place[-1]!r}.{suggestion(place[-1], known)}".replace("] has", "] has").lstrip()
+        return f"{where}has no {what} {place[-1]!r}.{suggestion(place[-1], known)}"
     if problem["type"] == "missing":
         return f"{where}needs the {what} {place[-1]!r}."
     message = problem["msg"].removeprefix("Value error, ")

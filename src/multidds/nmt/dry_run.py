@@ -4,17 +4,16 @@ import json
 
 import torch
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from multidds import Mixture
 
 from .batches import Sentences
-from .budget import passes, share, within_budget
 from .config import Config
-from .names import printable
-from .parts import model_of, planned_sentences, planned_steps, prior_of
+from .display import escaped, new_table
+from .model import make_model
 from .prepare import Prepared
+from .prior import prior_of
+from .schedule import planned_sentences, planned_steps, probe_passes, probe_share, within_budget
 
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
 
@@ -26,7 +25,7 @@ def describe(config: Config, console: Console) -> None:
     config = within_budget(config, steps)
     sizes = {name: len(sentences) for name, sentences in data.items()}
     with torch.device("meta"):  # counted, not made
-        model = model_of(config, prepared)
+        model = make_model(config, prepared.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
     planned = planned_sentences(config, data)
     mean = sum(float(sentences.lengths.sum()) for sentences in data.values()) / sum(sizes.values())
@@ -42,19 +41,18 @@ def describe(config: Config, console: Console) -> None:
         console.print("the mixture is static: no updates")
     else:
         console.print(
-            f"an update every {settings.every} steps: {passes(config)} passes over {settings.probe_tokens:,} tokens, "
-            f"{share(config):.1%} of the tokens of training between two updates"
+            f"an update every {settings.every} steps: {probe_passes(config)} passes over {settings.probe_tokens:,} "
+            f"tokens, {probe_share(config):.1%} of the tokens of training between two updates"
         )
     prior = prior_of(config, sizes, data)
     rules = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES} | {
         "uniform": Mixture.uniform(sizes)
     }
-    table = Table("pair", "training pairs", "prior", *rules, title="passes over each pair in the planned training")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    headings = ["pair", "training pairs", "prior", *rules]
+    table = new_table(headings, ["pair"], "passes over each pair in the planned training")
     for name, size in sizes.items():
         passes_of = [f"{mixture[name] * planned / size:,.1f}" for mixture in rules.values()]
-        table.add_row(escape(printable(name)), f"{size:,}", f"{prior[name]:.2%}", *passes_of)
+        table.add_row(escaped(name), f"{size:,}", f"{prior[name]:.2%}", *passes_of)
     console.print(table)
 
 

@@ -1,18 +1,17 @@
-"""Test-set scores with sacreBLEU against the raw references, and significance by its paired bootstrap.
+"""Test-set scores with sacreBLEU against the raw references.
 
-Writes scores.json, hypotheses/ and references/ into the run, so that runs can be compared without the data they were
-trained on. Does not import torch.
+Writes scores.json, hypotheses/ and references/ into the run, so that significance.py can compare runs without the data
+they were trained on. Does not import torch.
 """
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.significance import PairedTest, Result
 
 from .config import read_run
 from .errors import UserError
@@ -33,11 +32,8 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
     stamp = json.loads((export(run) / "multidds.json").read_text(encoding="utf-8"))
     settings = json.loads(config.translate.model_dump_json())
     scores = _existing(run)
-    if scores is not None and [scores[key] for key in ("model", "settings", "data")] == [
-        stamp,
-        settings,
-        facts["data"],
-    ]:
+    made_for = {"model": stamp, "settings": settings, "data": facts["data"]}
+    if scores is not None and all(scores[key] == value for key, value in made_for.items()):
         return scores
     translator = Translator(run, threads)
     pairs: dict[str, Any] = {}
@@ -59,34 +55,6 @@ def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda te
     scores |= {"data": facts["data"], "seed": config.train.seed}
     write_whole(run / "scores.json", json.dumps(scores, indent=1) + "\n")
     return scores
-
-
-def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, Any]]:
-    """For every pair both runs have: scores of the two, and the p-value of their difference (paired bootstrap)."""
-    configs = [read_run(folder)[0] for folder in (run, other)]
-    shared = [name for name in configs[0].data.names if name in configs[1].data.names]
-    if not shared:
-        raise UserError(f"{run} and {other} have no language pair in common.")
-    result = {}
-    for name in shared:
-        references = _lines(run, "references", name)
-        if references != _lines(other, "references", name):
-            raise UserError(f"{name!r}: {run} and {other} have different test sets.")
-        systems: list[tuple[str, Sequence[str]]] = [
-            (str(i), _lines(folder, "hypotheses", name)) for i, folder in enumerate((other, run))
-        ]
-        test = PairedTest(systems, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=samples)
-        _, results = test()
-        theirs, ours = (result for result in results["BLEU"] if isinstance(result, Result))
-        result[name] = {"bleu": ours.score, "against": theirs.score, "p": ours.p_value}
-    return result
-
-
-def _lines(run: Path, folder: str, pair: str) -> list[str]:
-    try:
-        return (run / folder / f"{file_name(pair)}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{run}: has no {folder} of {pair!r}; run 'multidds evaluate' on it.") from None
 
 
 def _existing(run: Path) -> dict[str, Any] | None:

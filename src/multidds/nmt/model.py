@@ -7,6 +7,7 @@ side; V target vocabulary.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from . import kernels
 from .batches import Batch, Rows
+from .config import Config
 
 EPSILON = 1e-6  # of the norms; the exported model has the same
 
@@ -203,3 +205,9 @@ def sinusoids(count: int, width: int) -> Tensor:
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000.0) / max(half - 1, 1)))
     angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
+
+
+def make_model(config: Config, vocabulary: Mapping[str, Sequence[str]]) -> Transformer:
+    """The model that a config describes, for the tokens of both sides."""
+    longest = config.data.max_length + 2  # a tag and </s>
+    return Transformer(len(vocabulary["source"]), len(vocabulary["target"]), longest, **config.model.model_dump())

@@ -25,12 +25,14 @@ from . import checkpoints
 from .allocator import keep_freed_memory
 from .averaging import AveragedWeights
 from .batches import Batch, Sentences, Stream, probe_batches
-from .budget import within_budget
 from .config import Config, read_run
+from .device import compiler_errors, device_of
 from .errors import UserError
-from .parts import compiler_errors, constant_rewards, device_of, learning_rate, model_of, planned_steps, prior_of
+from .model import make_model
 from .prepare import Prepared
+from .prior import constant_rewards, prior_of
 from .run_folder import Records, check_run_folder, write_run_config
+from .schedule import learning_rate, planned_steps, within_budget
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
 
@@ -135,7 +137,7 @@ class Run:
         self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
         self.total = sum(len(sentences) for sentences in self.data.values())
         torch.manual_seed(config.train.seed)
-        self.model = model_of(config, prepared).to(self.device)
+        self.model = make_model(config, prepared.vocabulary).to(self.device)
         if config.train.compile:
             self.model.compile_layers()
         self.optimizer = torch.optim.Adam(

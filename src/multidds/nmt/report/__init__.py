@@ -1,7 +1,7 @@
 """`multidds report`: every table and figure of the paper from run folders, as one page and as files.
 
-runs.py reads the folders, tables.py and figures.py make the contents, this file writes them. Text from configs and
-data is escaped by jinja2 in HTML and by `latex` of names.py in LaTeX.
+runs.py reads the folders, tables.py and figures.py (drawn by drawing.py) are the contents, this file writes them. Text
+from configs and data is escaped by jinja2 in HTML and by `latex` of names.py in LaTeX.
 """
 
 import csv
@@ -15,13 +15,13 @@ import jinja2
 from markupsafe import Markup
 
 from ..errors import UserError
-from ..evaluate import compare
 from ..files import write_whole
 from ..names import file_name, latex, printable
+from ..significance import compare
 from . import tables
 from .figures import figures_of
 from .runs import find_runs, settings_of
-from .tables import Table
+from .tables import ReportTable
 
 MAX_BYTES = 5_000_000  # of the page; figures beyond are linked instead of shown
 
@@ -32,7 +32,7 @@ class Report:
 
     page: Path
     summaries: list[str]
-    by_language: list[Table]
+    by_language: list[ReportTable]
 
 
 def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lambda text: None) -> Report:
@@ -79,25 +79,25 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
     return Report(out / "report.html", summaries, compared)
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: ReportTable) -> str:
     """Numbers in full, without marks: what a program reads."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(table.columns)
+    writer.writerow(table.columns.values())
     for row in table.rows:
-        writer.writerow([cell.text if cell.number is None else repr(cell.number) for cell in row])
+        writer.writerow([cell.text if cell.number is None else repr(cell.number) for cell in table.cells(row)])
     return file.getvalue()
 
 
-def as_latex(table: Table) -> str:
+def as_latex(table: ReportTable) -> str:
     """A booktabs tabular, with bold and stars as on the page."""
-    numeric = [any(row[i].number is not None for row in table.rows) for i in range(len(table.columns))]
+    numeric = [any(row[key].number is not None for row in table.rows) for key in table.columns]
     shape = "".join("r" if some else "l" for some in numeric)
     lines = [f"% {printable(table.title)}", rf"\begin{{tabular}}{{{shape}}}", r"\toprule",
-             " & ".join(map(latex, table.columns)) + r" \\", r"\midrule"]  # fmt: skip
+             " & ".join(map(latex, table.columns.values())) + r" \\", r"\midrule"]  # fmt: skip
     for row in table.rows:
         cells = []
-        for cell in row:
+        for cell in table.cells(row):
             shown = latex(cell.text)
             shown = rf"\textbf{{{shown}}}" if cell.bold else shown
             cells.append(shown + ("$^{*}$" if cell.star else ""))

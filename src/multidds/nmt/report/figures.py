@@ -1,78 +1,33 @@
-"""The figures of a report, drawn with matplotlib: every figure of the paper, and some that it lacks.
+"""The figures of a report: every figure of the paper, and some that it lacks.
 
-Lines for up to ten datasets, a heat map for more. Nothing here uses pyplot, a display or global state.
+What is drawn is here, how it is drawn in drawing.py. Where there is nothing to draw, the caption says what is missing.
 """
 
-import io
 import math
 import re
 import statistics
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Canvas
-
-from ..names import drawable, file_name
+from ..names import drawable
+from .drawing import (
+    COLOURS,
+    INK,
+    MANY,
+    MARKS,
+    Canvas,
+    Figure,
+    colour_bar,
+    draw_series,
+    drawn,
+    legend,
+    name_rows,
+    over_steps,
+    thinned,
+)
 from .runs import REWARDS, Run, Setting
 from .tables import main_method
 
-INK = "#1c1c1e"  # text and axes; on a page it becomes the colour of the page's text
-# Okabe and Ito's colours, which colour-blind people can tell apart, and three more; legible on white and on black.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b52ab", "#e69f00", "#8c564b", "#808080")
-MARKS = "os^Dv<>Ph*"
-MANY = len(COLOURS)  # more datasets than this are drawn as a heat map
 WINDOW = 10  # updates
-_WIDTH = 4.9  # inches: at one point per pixel a phone's screen
-_POINTS = 300  # of a line; more cannot be seen
-_STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "multidds", "pdf.fonttype": 42, "font.size": 9, "font.family": "sans-serif",
-    "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlesize": 9, "axes.titlecolor": INK, "text.color": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.color": INK, "grid.alpha": 0.15, "grid.linewidth": 0.5, "lines.linewidth": 1.4, "legend.frameon": False,
-    "legend.fontsize": 8, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Figure:
-    key: str  # its name as a file
-    title: str
-    caption: str
-    canvas: Canvas | None  # None: the caption says why there is nothing to draw
-
-    @cached_property
-    def svg(self) -> str:
-        return self._saved("svg").decode("utf-8")
-
-    def pdf(self) -> bytes:
-        return self._saved("pdf")
-
-    def inline(self) -> str:
-        """The SVG as a part of a page: in the page's text colour, its ids its own, without a head."""
-        body = self.svg
-        body = body[body.index("<svg") :].replace(INK, "currentColor")
-        body = re.sub(r"(?s)<metadata>.*?</metadata>", "", body)
-        mark = file_name(self.key)
-        body = re.sub(r'\bid="', f'id="{mark}.', body)
-        body = re.sub(r'(xlink:href="#|url\(#)', rf"\1{mark}.", body)
-        body = re.sub(r'<svg ([^>]*?)width="[^"]*" ?', r"<svg \1", body, count=1)
-        body = re.sub(r'<svg ([^>]*?)height="[^"]*" ?', r'<svg role="img" \1', body, count=1)
-        return re.sub(r"\n\s*", "\n", body)
-
-    def _saved(self, kind: str) -> bytes:
-        assert self.canvas is not None
-        file = io.BytesIO()
-        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with _styled():
-            self.canvas.savefig(file, format=kind, metadata=dates[kind])
-        return file.getvalue()
 
 
 def figures_of(setting: Setting) -> Iterator[Figure]:
@@ -83,7 +38,7 @@ def figures_of(setting: Setting) -> Iterator[Figure]:
     shown = [run for label in (chosen, *others) for run in _first(setting, label)]
     yield from (usage(setting, run) for run in shown[:4])
     yield usage_of_both(setting)
-    yield passes(setting)
+    yield passes_over_datasets(setting)
     yield mean_dev_loss(setting)
     for run in [main, *_first(setting, setting.best_baseline)] if main else _first(setting, setting.labels[0]):
         yield dev_losses(setting, run)
@@ -105,7 +60,7 @@ def usage(setting: Setting, run: Run) -> Figure:
         return Figure(key, title, "No update of the mixture has been recorded yet.", None)
     steps = [step for step, _ in mixtures]
     series = {name: [100 * mixture[name] for _, mixture in mixtures] for name in run.names}
-    return Figure(key, title, caption, _over_steps(steps, series, "share of draws (%)", held=True))
+    return Figure(key, title, caption, over_steps(steps, series, "share of draws (%)", held=True))
 
 
 def usage_of_both(setting: Setting) -> Figure:
@@ -121,18 +76,16 @@ def usage_of_both(setting: Setting) -> Figure:
             mixtures = run.mixtures
             steps = [step for step, _ in mixtures]
             series = {name: [100 * mixture[name] for _, mixture in mixtures] for name in run.names}
-            image = _panel(panel, steps, series, held=True)
+            image = draw_series(panel, steps, series, held=True)
             panel.set_title(drawable(run.label))
             panel.set_ylabel("share of draws (%)" if image is None else "language pair")
         axes[1].set_xlabel("step")
         if len(setting.pairs) <= MANY:
-            _legend(canvas, axes[0])
+            legend(canvas, axes[0])
         else:
-            _colour_bar(canvas, axes[1], image, "share of draws (%)")
+            colour_bar(canvas, axes[1], image, "share of draws (%)")
 
-    return Figure(
-        key, title, "The same data and settings with either reward.", _drawn(draw, 5.0, len(setting.pairs), 2)
-    )
+    return Figure(key, title, "The same data and settings with either reward.", drawn(draw, 5.0, len(setting.pairs), 2))
 
 
 def rewards(setting: Setting, run: Run) -> Figure:
@@ -145,24 +98,24 @@ def rewards(setting: Setting, run: Run) -> Figure:
         steps = [record["step"] for record in run.updates]
         series = {name: [record["reward"][name] for record in run.updates] for name in run.names}
         caption = "The reward that this run used; the other one needs the alignment table ([mixture] sketch)."
-        return Figure(key, title, caption, _over_steps(steps, series, "reward"))
+        return Figure(key, title, caption, over_steps(steps, series, "reward"))
     steps = [record["step"] for record in kept]
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots(2, 1, sharex=True)
         for panel, reward in zip(axes, REWARDS, strict=True):
             series = {name: [record[reward][name] for record in kept] for name in run.names}
-            image = _panel(panel, steps, series)
+            image = draw_series(panel, steps, series)
             panel.set_title(f"{REWARDS[reward]} reward")
             panel.set_ylabel("reward" if image is None else "language pair")
             if image is not None:
-                _colour_bar(canvas, panel, image, "reward")
+                colour_bar(canvas, panel, image, "reward")
         axes[1].set_xlabel("step")
         if len(setting.pairs) <= MANY:
-            _legend(canvas, axes[0])
+            legend(canvas, axes[0])
 
     caption = f"Both rewards of every update, whichever the run used. Seed {run.seed}."
-    return Figure(key, title, caption, _drawn(draw, 5.0, len(setting.pairs), 2))
+    return Figure(key, title, caption, drawn(draw, 5.0, len(setting.pairs), 2))
 
 
 def reward_variance(setting: Setting, run: Run) -> Figure:
@@ -182,13 +135,13 @@ def reward_variance(setting: Setting, run: Run) -> Figure:
         panel.set_yscale("log")
         panel.set_xlabel("step")
         panel.set_ylabel("variance")
-        _legend(canvas, panel, 2)
+        legend(canvas, panel, 2)
 
     caption = (
         f"Between datasets: the variance over the datasets within an update. Over {WINDOW} updates: the variance of a "
         f"dataset's reward over a window of {WINDOW} updates, averaged over the datasets."
     )
-    return Figure(key, title, caption, _drawn(draw))
+    return Figure(key, title, caption, drawn(draw))
 
 
 def variances(run: Run, reward: str) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
@@ -212,16 +165,16 @@ def mean_dev_loss(setting: Setting) -> Figure:
     def draw(canvas: Canvas) -> None:
         panel = canvas.subplots()
         for i, run in enumerate(runs):
-            points = _thinned([(record["step"], record["mean"]) for record in run.validations])
+            points = thinned([(record["step"], record["mean"]) for record in run.validations])
             steps, losses = zip(*points, strict=True)
             mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
             panel.plot(steps, losses, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))
         panel.set_xlabel("step")
         panel.set_ylabel("mean dev loss")
-        _legend(canvas, panel, 2)
+        legend(canvas, panel, 2)
 
     return Figure(
-        key, title, "Per token, without label smoothing, averaged over the dev sets; first seeds.", _drawn(draw)
+        key, title, "Per token, without label smoothing, averaged over the dev sets; first seeds.", drawn(draw)
     )
 
 
@@ -234,10 +187,10 @@ def dev_losses(setting: Setting, run: Run) -> Figure:
         return Figure(key, title, "The run has not been validated yet.", None)
     steps = [record["step"] for record in run.validations]
     series = {name: [record["dev_losses"][name] for record in run.validations] for name in run.names}
-    return Figure(key, title, "Per token, without label smoothing.", _over_steps(steps, series, "dev loss"))
+    return Figure(key, title, "Per token, without label smoothing.", over_steps(steps, series, "dev loss"))
 
 
-def passes(setting: Setting) -> Figure:
+def passes_over_datasets(setting: Setting) -> Figure:
     key, title = f"passes.{setting.name}", f"{setting.name}: passes over each dataset"
     runs = [run for label in setting.labels for run in setting.of(label)[:1] if run.validations][:MANY]
     if not runs:
@@ -251,13 +204,13 @@ def passes(setting: Setting) -> Figure:
             panel.plot([last[pair] for pair in order], range(len(order)), MARKS[i], color=COLOURS[i], markersize=4,
                        label=drawable(run.label))  # fmt: skip
         panel.set_xscale("log")
-        _rows(panel, order)
+        name_rows(panel, order)
         panel.set_xlabel("passes at the end of the run")
         panel.set_ylabel("language pair, smallest first")
-        _legend(canvas, panel, 2)
+        legend(canvas, panel, 2)
 
     return Figure(key, title, "How often each training set has been gone through; first seeds.",
-                  _drawn(draw, max(3.2, 0.15 * len(order) + 1.4)))  # fmt: skip
+                  drawn(draw, max(3.2, 0.15 * len(order) + 1.4)))  # fmt: skip
 
 
 def alignment(setting: Setting, run: Run) -> Figure:
@@ -291,10 +244,10 @@ def alignment(setting: Setting, run: Run) -> Figure:
                 panel.set_xlabel("training dataset")
         for panel in list(axes)[len(shown) :]:
             panel.set_visible(False)
-        _colour_bar(canvas, [panel for panel in canvas.axes if panel.get_visible()], image, "cosine of the gradients")
+        colour_bar(canvas, [panel for panel in canvas.axes if panel.get_visible()], image, "cosine of the gradients")
 
     caption = f"Which training set helps which dev set, at {len(shown)} of {len(kept)} updates: blue helps, red harms."
-    return Figure(key, title, caption, _drawn(draw, 5.2 if len(shown) > 2 else 3.4))
+    return Figure(key, title, caption, drawn(draw, 5.2 if len(shown) > 2 else 3.4))
 
 
 def priority_differences(setting: Setting) -> Figure:
@@ -316,14 +269,14 @@ def priority_differences(setting: Setting) -> Figure:
             places = [place + (i - 0.5) * 0.38 for place in range(len(ordered))]
             panel.barh(places, differences, 0.36, color=COLOURS[i], label=f"{name} - regular")
         panel.axvline(0, color=INK, linewidth=0.8)
-        _rows(panel, ordered)
+        name_rows(panel, ordered)
         panel.invert_yaxis()
         panel.set_xlabel("difference in BLEU")
         panel.set_ylabel("language pair, worst perplexity first")
-        _legend(canvas, panel, 2)
+        legend(canvas, panel, 2)
 
     caption = "Ordered by the dev perplexity of the regular run's best model; the first seeds."
-    return Figure(key, title, caption, _drawn(draw, max(3.2, 0.15 * len(ordered) + 1.4)))
+    return Figure(key, title, caption, drawn(draw, max(3.2, 0.15 * len(ordered) + 1.4)))
 
 
 def cost(setting: Setting) -> Figure:
@@ -346,90 +299,9 @@ def cost(setting: Setting) -> Figure:
         panel.margins(0.15)
         panel.set_xlabel("seconds of updates, in % of the seconds of training steps")
         panel.set_ylabel("average BLEU")
-        _legend(canvas, panel, 2)
+        legend(canvas, panel, 2)
 
-    return Figure(key, title, "Means over seeds where there are several.", _drawn(draw))
-
-
-# ------------------------------------------------------------------------------------------ drawing
-
-
-@contextmanager
-def _styled() -> Iterator[None]:
-    """Letters that matplotlib has no font for are boxes in a PDF; in an SVG the reader's fonts show them."""
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
-        yield
-
-
-def _drawn(draw: Callable[[Canvas], None], height: float = 3.4, datasets: int = 0, panels: int = 1) -> Canvas:
-    """A canvas that `draw` has drawn on. Heat maps grow with the number of datasets."""
-    if datasets > MANY:
-        height = panels * (0.11 * datasets + 1.0)
-    with _styled():
-        canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
-        FigureCanvasAgg(canvas)
-        draw(canvas)
-        canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # laid out once; saving would do it again for every format
-    return canvas
-
-
-def _over_steps(steps: Sequence[int], series: dict[str, list[float]], what: str, held: bool = False) -> Canvas:
-    def draw(canvas: Canvas) -> None:
-        panel = canvas.subplots()
-        image = _panel(panel, steps, series, held)
-        panel.set_xlabel("step")
-        panel.set_ylabel(what if image is None else "language pair")
-        if image is None:
-            _legend(canvas, panel)
-        else:
-            _colour_bar(canvas, panel, image, what)
-
-    return _drawn(draw, datasets=len(series))
-
-
-def _panel(panel: Axes, steps: Sequence[int], series: dict[str, list[float]], held: bool = False) -> Any:
-    """Lines (None), or the heat map of many series. `held`: a value holds until the next one, as a mixture does."""
-    if len(series) <= MANY:
-        for i, (name, values) in enumerate(series.items()):
-            points = _thinned(list(zip(steps, values, strict=True)))
-            mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
-            panel.plot(*zip(*points, strict=True), color=COLOURS[i], label=drawable(name), marker=mark,
-                       markersize=3.5, drawstyle="steps-post" if held else "default")  # fmt: skip
-        return None
-    columns = [index for index, _ in _thinned(list(enumerate(steps)))]
-    table = [[series[name][column] for column in columns] for name in series]
-    image = panel.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
-    panel.grid(False)
-    ticks = sorted({round(i * (len(columns) - 1) / 4) for i in range(5)})
-    panel.set_xticks(ticks, [f"{steps[columns[i]]:,}" for i in ticks])
-    _rows(panel, list(series))
-    return image
-
-
-def _rows(panel: Axes, names: Sequence[str]) -> None:
-    every = max(1, math.ceil(len(names) / 130))
-    shown = [drawable(name) for name in names[::every]]
-    panel.set_yticks(range(0, len(names), every), shown, fontsize=8 if len(names) <= 15 else 6)
-
-
-def _legend(canvas: Canvas, panel: Axes, columns: int = 4) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    longest = max(map(len, labels))
-    columns = max(1, min(columns, 70 // (longest + 6)))
-    canvas.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def _colour_bar(canvas: Canvas, panels: Any, image: Any, what: str) -> None:
-    bar = canvas.colorbar(image, ax=panels, location="bottom", label=what, aspect=40, pad=0.02)
-    bar.ax.set_gid("legend_bar")
-    bar.outline.set_visible(False)
-
-
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    every = math.ceil(len(points) / _POINTS)
-    return points if every <= 1 else [*points[:-1:every], points[-1]]
+    return Figure(key, title, "Means over seeds where there are several.", drawn(draw))
 
 
 def _first(setting: Setting, label: str | None) -> list[Run]:

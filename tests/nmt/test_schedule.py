@@ -1,13 +1,14 @@
 import json
 
+import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_runs import Silent, small_config
 
-from multidds.nmt.budget import LARGEST, SMALLEST, passes, share, within_budget
 from multidds.nmt.config import changed_keys, load_config
 from multidds.nmt.errors import UserError
+from multidds.nmt.schedule import LARGEST, SMALLEST, learning_rate, probe_passes, probe_share, within_budget
 from multidds.nmt.train import train
 
 RECIPE = ROOT / "recipes" / "ted-related-m2o.toml"
@@ -30,13 +31,13 @@ def test_probes_stay_within_their_budget_and_fit_into_the_training(budget, steps
     except UserError as error:
         # Only where not even one of the smallest updates fits.
         assert "is too small" in str(error)
-        assert passes(config) * SMALLEST > budget * config.train.tokens * (steps - 1)
+        assert probe_passes(config) * SMALLEST > budget * config.train.tokens * (steps - 1)
         return
-    assert share(chosen) <= budget * (1 + 1e-9)
+    assert probe_share(chosen) <= budget * (1 + 1e-9)
     assert SMALLEST <= chosen.mixture.probe_tokens <= LARGEST
     assert chosen.mixture.every <= steps
     # One step less between updates would be too often.
-    assert chosen.mixture.every == 1 or share(chosen) * chosen.mixture.every / (chosen.mixture.every - 1) > budget
+    assert chosen.mixture.every == 1 or probe_share(chosen) * chosen.mixture.every / (chosen.mixture.every - 1) > budget
 
 
 def test_the_papers_training_gets_large_probes_and_a_short_one_small_ones():
@@ -73,3 +74,9 @@ def test_what_a_budget_has_chosen_does_not_count_as_a_change():
     assert changed_keys(within_budget(config, 100_000), config) == []
     assert changed_keys(within_budget(config, 100_000), config_with(0.02)) != []
     assert "mixture.every" in changed_keys(config_with(0.0), config_with(0.0, "mixture.every=7"))
+
+
+def test_the_learning_rate_warms_up_and_then_falls_with_the_root_of_the_step():
+    rates = [learning_rate(2e-4, 4000, 1e-7, step) for step in (1, 2000, 4000, 16000)]
+    assert rates == pytest.approx([1e-7 + (2e-4 - 1e-7) / 4000, (2e-4 + 1e-7) / 2, 2e-4, 1e-4])
+    assert learning_rate(1e-3, 0, 0.0, 4) == pytest.approx(5e-4)

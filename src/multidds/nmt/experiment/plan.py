@@ -1,6 +1,6 @@
-"""Many runs: blocks of settings x methods x seeds. Owns the experiment file and the plan that it stands for.
+"""The runs that an experiment file stands for: each with its config, its folder and the ordinary commands that make it.
 
-Every run of the plan is an ordinary command line; experiment_runner.py starts them. Does not import torch.
+All recipes are read and all configs checked before anything is started. Does not import torch.
 """
 
 import contextlib
@@ -12,80 +12,11 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from datetime import time as time_of_day
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-
-from .config import (
-    NAME,
-    Config,
-    Positive,
-    Section,
-    Seed,
-    Threads,
-    changed_keys,
-    load_config,
-    read_toml,
-    sentence,
-    suggestion,
-)
-from .errors import UserError
-
-# ---------------------------------------------------------------------------------------------- the file
-
-
-class Setting(Section):
-    recipe: str
-    set: dict[str, Any] = Field(default_factory=dict)
-
-
-class Method(Section):
-    set: dict[str, Any] = Field(default_factory=dict)
-
-
-class Block(Section):
-    name: str
-    settings: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    methods: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)]
-
-
-class Experiment(Section):
-    folder: Annotated[Path, Field(strict=False)]
-    parallel: Positive = 1
-    threads: Threads = 1
-    evaluate: bool = True
-    settings: dict[str, Setting]
-    methods: dict[str, Method]
-    blocks: Annotated[tuple[Block, ...], Field(min_length=1, strict=False)]
-
-    @model_validator(mode="after")
-    def _check(self) -> "Experiment":
-        for kind, known in (("settings", tuple(self.settings)), ("methods", tuple(self.methods))):
-            for name in known:
-                if not NAME.fullmatch(name):
-                    raise ValueError(
-                        f"[{kind}] {name!r} becomes the name of a folder: "
-                        "letters, digits, '_', '.' and '-' only, and no '.' or '-' in front"
-                    )
-            for block in self.blocks:
-                for name in getattr(block, kind):
-                    if name not in known:
-                        what = kind.removesuffix("s")
-                        raise ValueError(
-                            f"[blocks] {block.name!r}: there is no {what} {name!r}.{suggestion(name, known)}"
-                        )
-        return self
-
-
-def load_experiment(path: Path) -> Experiment:
-    try:
-        return Experiment.model_validate(read_toml(path, "the experiment"))
-    except ValidationError as error:
-        raise UserError(f"{path}: {sentence(error, Experiment)}") from None
-
-
-# ---------------------------------------------------------------------------------------------- the plan
+from ..config import NAME, Config, Section, changed_keys, load_config, suggestion
+from ..errors import UserError
+from .file import Experiment
 
 Stage = Literal["prepare", "train", "evaluate"]
 _OURS = {"train.seed": "seeds of a block", "train.threads": "key 'threads'", "data.setting": "name of the setting"}

@@ -1,11 +1,13 @@
-"""How often and how large probes are, from the share of training that they may take. Pure.
+"""What happens when in a training: its length, the learning rate of a step, how often and how large probes are. Pure.
 
 `[mixture] probe_budget` is counted in tokens, before step 1, and what follows from it is written into the run's config:
 resuming takes it from there, so that a longer training does not change the past.
 """
 
 import math
+from collections.abc import Mapping
 
+from .batches import Sentences
 from .config import Config
 from .errors import UserError
 
@@ -13,16 +15,38 @@ UPDATES = 50  # wanted in a training, before probes grow beyond the smallest
 SMALLEST, LARGEST = 1000, 4000  # tokens of a probe batch; below, a reward is mostly noise
 
 
-def passes(config: Config) -> int:
+def planned_sentences(config: Config, data: Mapping[str, Sentences]) -> float:
+    """How many sentence pairs the whole training will see."""
+    total = sum(len(sentences) for sentences in data.values())
+    return planned_steps(config, data) * config.train.tokens / (_all_tokens(data) / total)
+
+
+def planned_steps(config: Config, data: Mapping[str, Sentences]) -> float:
+    by_epochs = config.train.max_epochs * _all_tokens(data) / config.train.tokens
+    return min(by_epochs, config.train.max_steps or by_epochs)
+
+
+def _all_tokens(data: Mapping[str, Sentences]) -> float:
+    return sum(float(sentences.lengths.sum()) for sentences in data.values())
+
+
+def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
+    """Linear from `start` over the warm-up, then with the inverse square root of the step, counted from 1."""
+    if step <= warmup:
+        return start + (peak - start) * step / warmup
+    return peak * math.sqrt(max(warmup, 1) / step)
+
+
+def probe_passes(config: Config) -> int:
     """Forward and backward passes of an update, each over one probe batch."""
     pairs, settings = len(config.data.names), config.mixture
     return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * settings.probe_batches
 
 
-def share(config: Config) -> float:
+def probe_share(config: Config) -> float:
     """Tokens of probes for a token of training."""
     settings = config.mixture
-    return passes(config) * settings.probe_tokens / (settings.every * config.train.tokens)
+    return probe_passes(config) * settings.probe_tokens / (settings.every * config.train.tokens)
 
 
 def within_budget(config: Config, steps: float, resumed: Config | None = None) -> Config:
@@ -36,14 +60,15 @@ def within_budget(config: Config, steps: float, resumed: Config | None = None) -
     if resumed is not None and resumed.mixture.probe_budget == settings.probe_budget:
         chosen = {"every": resumed.mixture.every, "probe_tokens": resumed.mixture.probe_tokens}
     else:
+        passes = probe_passes(config)
         budget = settings.probe_budget * config.train.tokens  # tokens of probes per step
         smallest = max(SMALLEST, config.data.max_length + 2)
-        wished = int(budget * steps / (UPDATES * passes(config)))
+        wished = int(budget * steps / (UPDATES * passes))
         tokens = min(max(wished, smallest), max(LARGEST, smallest))
-        every = max(1, math.ceil(passes(config) * tokens / budget))
+        every = max(1, math.ceil(passes * tokens / budget))
         if every > steps:
             raise UserError(
-                f"[mixture] probe_budget = {settings.probe_budget} is too small: an update of {passes(config)} probes "
+                f"[mixture] probe_budget = {settings.probe_budget} is too small: an update of {passes} probes "
                 f"of {tokens:,} tokens fits after {every:,} steps, and {steps:,.0f} are planned."
             )
         chosen = {"every": every, "probe_tokens": tokens}

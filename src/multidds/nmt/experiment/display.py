@@ -7,16 +7,17 @@ from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .errors import UserError
-from .experiment_runner import Job, to_do
-from .names import printable
+from ..display import escaped, new_table, say
+from ..errors import UserError
+from ..names import printable
+from .progress import Job, to_do
 
 RUNNING = ("preparing", "training", "evaluating")
 _EVERY = 30.0  # seconds between lines about a run, where there is no terminal
+_TEXT = ("setting", "method", "state")  # columns; the others are numbers
 _COLORS = {"training": "cyan", "evaluating": "cyan", "done": "green", "failed": "red", "stopped": "yellow"}
 
 
@@ -66,7 +67,7 @@ class LiveTable:
         self._live.stop()
 
     def line(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False)
+        say(text, self._console)
 
     def changed(self, job: Job) -> None:
         self._last = 0.0
@@ -90,17 +91,14 @@ def live_table(jobs: Sequence[Job], height: int) -> Group:
         order = {"training": 0, "evaluating": 0, "preparing": 0, "failed": 1}
         first = sorted((job for job in jobs if job.state in order), key=lambda job: order[job.state])[:rows]
         shown = [job for job in jobs if any(job is other for other in first)]
-    table = Table("setting", "method", "seed", "state", "step", "%", "loss", "dev loss", "tokens/s", "BLEU", "left")
-    for column in table.columns:
-        column.no_wrap = True
-    for column in (table.columns[2], *table.columns[4:]):
-        column.justify = "right"
+    headings = ("setting", "method", "seed", "state", "step", "%", "loss", "dev loss", "tokens/s", "BLEU", "left")
+    table = new_table(headings, _TEXT, no_wrap=True)
     for job in shown:
         watch, run = job.watch, job.run
         moving = job.state == "training"
         table.add_row(
-            escape(run.setting),
-            escape(run.method),
+            escaped(run.setting),
+            escaped(run.method),
             str(run.seed),
             Text(job.state, style=_COLORS.get(job.state, "")),
             f"{watch.step:,}" if watch.step else "",
@@ -118,13 +116,11 @@ def live_table(jobs: Sequence[Job], height: int) -> Group:
 
 
 def final_table(jobs: Sequence[Job], folder: Path) -> Table:
-    table = Table("setting", "method", "seed", "state", "BLEU", "best dev loss", title=escape(printable(str(folder))))
-    for column in (table.columns[2], *table.columns[4:]):
-        column.justify = "right"
+    table = new_table(("setting", "method", "seed", "state", "BLEU", "best dev loss"), _TEXT, str(folder))
     for job in jobs:
         job.look()
         bleu = job.watch.bleu if job.watch.evaluated else None
-        name = (escape(job.run.setting), escape(job.run.method), str(job.run.seed))
+        name = (escaped(job.run.setting), escaped(job.run.method), str(job.run.seed))
         table.add_row(*name, job.state, _number(bleu, ".2f") or "-", _number(job.watch.best, ".4f") or "-")
     return table
 

@@ -1,0 +1,168 @@
+"""The sequence of draws as one value: which dataset stands at a position, and how often it was drawn before.
+
+It is a function of seed, position and the mixtures that rule from given positions on, whoever reads it and when.
+`Draws` is a place in it, `Order` the order in which the examples of one dataset come. When a mixture rules, who reads
+ahead and what training has consumed is for `sampling`, `mixed_dataset` and the application to say.
+"""
+
+import copy
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .checks import check_names
+from .mixture import Mixture, check_mixture
+from .randomness import Permutation, derive, point, points
+
+_FEW = 48  # draws that are skipped one by one sooner than in an array
+_MANY = 1 << 16  # draws that are skipped in one array
+
+
+class Draws:
+    """A place in the endless sequence of draws from `mixture`: how many there were, and of which dataset.
+
+    `seed`: equal seeds, equal draws. A mixture that moves changes nothing until `rule` says from where on. What reads
+    ahead keeps a `fork` of its place for what was consumed, tells both of a new mixture, and saves the fork's state.
+
+    >>> draws = Draws(Mixture({"a": 0.5, "b": 0.5}), seed=1)
+    >>> draws.draw(), draws.draw(), draws.draw(), draws.draw()
+    (('b', 0), ('b', 1), ('a', 0), ('a', 1))
+    >>> draws.position, draws.counts
+    (4, {'a': 2, 'b': 2})
+    """
+
+    def __init__(self, mixture: Mixture, seed: int = 0) -> None:
+        check_mixture("Draws", mixture)
+        # The object that the last rule was copied from, and its version.
+        self._seen: tuple[Mixture, int] | None = (mixture, mixture.version)
+        self._begin(seed, 0, dict.fromkeys(mixture.names, 0), [(0, Mixture(mixture.probabilities))])
+
+    def _begin(self, seed: int, position: int, counts: dict[str, int], rules: list[tuple[int, Mixture]]) -> None:
+        self.seed, self._key = seed, derive(seed, "draws")
+        self.position = position  # draws so far
+        self.counts = counts  # {name: draws so far}
+        self._rules = deque(rules)  # (from position, mixture); the first one rules here
+        self._until: float = -math.inf  # where the next rule begins
+
+    def draw(self) -> tuple[str, int]:
+        """The dataset of this position, and how often it was drawn before."""
+        position = self.position
+        if position >= self._until:
+            self._turn()
+        name = self._at(point(self._key, position))
+        count = self.counts[name]
+        self.counts[name] = count + 1
+        self.position = position + 1
+        return name, count
+
+    def draw_for(self, rank: int, world_size: int, rounds: int = 1) -> list[tuple[str, int]]:
+        """`rounds` times one draw for each of the processes that share the sequence; those of this rank."""
+        if rounds == world_size == 1:
+            return [self.draw()]
+        key, counts, drawn = self._key, self.counts, []
+        mine, end = self.position + rank, self.position + rounds * world_size
+        for position in range(self.position, end):
+            if position >= self._until:
+                self.position = position
+                self._turn()
+            name = self._at(point(key, position))
+            count = counts[name]
+            counts[name] = count + 1
+            if position == mine:
+                drawn.append((name, count))
+                mine += world_size
+        self.position = end
+        return drawn
+
+    def skip_to(self, position: int) -> None:
+        """Draw until this position, with nobody looking: in arrays, at a tenth of the price. Never back."""
+        while self.position < position:
+            if self.position >= self._until:
+                self._turn()
+            end = int(min(position, self._until, self.position + _MANY))
+            if end - self.position < _FEW:
+                counts, at, key = self.counts, self._at, self._key
+                for here in range(self.position, end):
+                    counts[at(point(key, here))] += 1
+            else:
+                self._skip_array(end)
+            self.position = end
+
+    def _skip_array(self, end: int) -> None:
+        """What `Mixture.at` does, for all positions up to the end at once."""
+        names, edges = self._edges
+        places = np.searchsorted(edges[:-1], points(self._key, self.position, end) * edges[-1], "right")
+        counts = np.bincount(places)
+        for i in np.flatnonzero(counts):
+            self.counts[names[i]] += int(counts[i])
+
+    def _turn(self) -> None:
+        """The rule of this position."""
+        while len(self._rules) > 1 and self._rules[1][0] <= self.position:
+            self._rules.popleft()
+        mixture = self._rules[0][1]
+        self._until = self._rules[1][0] if len(self._rules) > 1 else math.inf
+        self._at = mixture.at
+        self._edges = tuple(mixture.edges), np.array(list(mixture.edges.values()))
+
+    def rule(self, mixture: Mixture, start: int | None = None) -> bool:
+        """The mixture as it is now rules from position `start` on, by default from here. False: it does already.
+
+        Behind all that rule before: where one of them is still to come, this one waits for it.
+        """
+        if (mixture, mixture.version) == self._seen:
+            return False
+        last, now = self._rules[-1], mixture.probabilities
+        known = self._seen is None and last[1].probabilities == now  # a loaded state ends with it
+        self._seen = mixture, mixture.version
+        if known:
+            return False
+        self._rules.append((max(last[0], self.position if start is None else start), Mixture(now)))
+        self._until = min(self._until, self._rules[-1][0])
+        return True
+
+    @property
+    def waiting(self) -> int:
+        """How many mixtures are to rule from later positions on."""
+        return sum(start > self.position for start, _ in self._rules)
+
+    def fork(self) -> "Draws":
+        """Another one at the same place; from now on each goes its own way."""
+        twin = copy.copy(self)
+        twin.counts, twin._rules = dict(self.counts), self._rules.copy()
+        return twin
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of numbers, strings, lists and dicts: it fits into JSON."""
+        ruling = list(self._rules)[-1 - self.waiting :]
+        rules = [[start, mixture.probabilities] for start, mixture in ruling]
+        return {"seed": self.seed, "position": self.position, "counts": dict(self.counts), "rules": rules}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Afterwards the first call of `rule` counts, moved or not, if the state does not end with that mixture."""
+        check_names("Draws: state", self.counts, state["counts"])
+        rules = [(int(start), Mixture(probabilities)) for start, probabilities in state["rules"]]
+        self._begin(state["seed"], int(state["position"]), dict(state["counts"]), rules)
+        self._seen = None
+
+
+class Order:
+    """The order in which the examples of a dataset are drawn: `order[i]` is the place of the one after i others.
+
+    Pass after pass without end, every pass in an order of its own, a function of (seed, name, pass). It is computed per
+    example: nothing of the size of the dataset is stored.
+    """
+
+    def __init__(self, seed: int, name: str, size: int) -> None:
+        self._key, self._size = (seed, "order", name), size
+        self._pass = -1  # the one whose permutation is at hand
+
+    def __getitem__(self, drawn: int) -> int:
+        number, place = divmod(drawn, self._size)
+        if number != self._pass:
+            self._permutation = Permutation(derive(*self._key, number), self._size)
+            self._pass = number
+        return self._permutation[place]

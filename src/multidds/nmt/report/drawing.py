@@ -1,0 +1,152 @@
+"""How the figures of a report are drawn with matplotlib: lines for up to ten datasets, a heat map for more.
+
+Nothing here uses pyplot, a display or global state. A figure knows its SVG and its PDF.
+"""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from ..names import drawable, file_name
+
+__all__ = ["COLOURS", "INK", "MANY", "MARKS", "Canvas", "Figure", "colour_bar", "draw_series", "drawn", "legend",
+           "name_rows", "over_steps", "thinned"]  # fmt: skip
+
+INK = "#1c1c1e"  # text and axes; on a page it becomes the colour of the page's text
+# Okabe and Ito's colours, which colour-blind people can tell apart, and three more; legible on white and on black.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b52ab", "#e69f00", "#8c564b", "#808080")
+MARKS = "os^Dv<>Ph*"
+MANY = len(COLOURS)  # more datasets than this are drawn as a heat map
+_WIDTH = 4.9  # inches: at one point per pixel a phone's screen
+_POINTS = 300  # of a line; more cannot be seen
+_STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "multidds", "pdf.fonttype": 42, "font.size": 9, "font.family": "sans-serif",
+    "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlesize": 9, "axes.titlecolor": INK, "text.color": INK,
+    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": INK, "grid.alpha": 0.15, "grid.linewidth": 0.5, "lines.linewidth": 1.4, "legend.frameon": False,
+    "legend.fontsize": 8, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    key: str  # its name as a file
+    title: str
+    caption: str
+    canvas: Canvas | None  # None: the caption says why there is nothing to draw
+
+    @cached_property
+    def svg(self) -> str:
+        return self._saved("svg").decode("utf-8")
+
+    def pdf(self) -> bytes:
+        return self._saved("pdf")
+
+    def inline(self) -> str:
+        """The SVG as a part of a page: in the page's text colour, its ids its own, without a head."""
+        body = self.svg
+        body = body[body.index("<svg") :].replace(INK, "currentColor")
+        body = re.sub(r"(?s)<metadata>.*?</metadata>", "", body)
+        mark = file_name(self.key)
+        body = re.sub(r'\bid="', f'id="{mark}.', body)
+        body = re.sub(r'(xlink:href="#|url\(#)', rf"\1{mark}.", body)
+        body = re.sub(r'<svg ([^>]*?)width="[^"]*" ?', r"<svg \1", body, count=1)
+        body = re.sub(r'<svg ([^>]*?)height="[^"]*" ?', r'<svg role="img" \1', body, count=1)
+        return re.sub(r"\n\s*", "\n", body)
+
+    def _saved(self, kind: str) -> bytes:
+        assert self.canvas is not None
+        file = io.BytesIO()
+        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        with _styled():
+            self.canvas.savefig(file, format=kind, metadata=dates[kind])
+        return file.getvalue()
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    """Letters that matplotlib has no font for are boxes in a PDF; in an SVG the reader's fonts show them."""
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+        yield
+
+
+def drawn(draw: Callable[[Canvas], None], height: float = 3.4, datasets: int = 0, panels: int = 1) -> Canvas:
+    """A canvas that `draw` has drawn on. Heat maps grow with the number of datasets."""
+    if datasets > MANY:
+        height = panels * (0.11 * datasets + 1.0)
+    with _styled():
+        canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
+        FigureCanvasAgg(canvas)
+        draw(canvas)
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # laid out once; saving would do it again for every format
+    return canvas
+
+
+def over_steps(steps: Sequence[int], series: dict[str, list[float]], what: str, held: bool = False) -> Canvas:
+    def draw(canvas: Canvas) -> None:
+        panel = canvas.subplots()
+        image = draw_series(panel, steps, series, held)
+        panel.set_xlabel("step")
+        panel.set_ylabel(what if image is None else "language pair")
+        if image is None:
+            legend(canvas, panel)
+        else:
+            colour_bar(canvas, panel, image, what)
+
+    return drawn(draw, datasets=len(series))
+
+
+def draw_series(panel: Axes, steps: Sequence[int], series: dict[str, list[float]], held: bool = False) -> Any:
+    """Lines (None), or the heat map of many series. `held`: a value holds until the next one, as a mixture does."""
+    if len(series) <= MANY:
+        for i, (name, values) in enumerate(series.items()):
+            points = thinned(list(zip(steps, values, strict=True)))
+            mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
+            panel.plot(*zip(*points, strict=True), color=COLOURS[i], label=drawable(name), marker=mark,
+                       markersize=3.5, drawstyle="steps-post" if held else "default")  # fmt: skip
+        return None
+    columns = [index for index, _ in thinned(list(enumerate(steps)))]
+    table = [[series[name][column] for column in columns] for name in series]
+    image = panel.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
+    panel.grid(False)
+    ticks = sorted({round(i * (len(columns) - 1) / 4) for i in range(5)})
+    panel.set_xticks(ticks, [f"{steps[columns[i]]:,}" for i in ticks])
+    name_rows(panel, list(series))
+    return image
+
+
+def name_rows(panel: Axes, names: Sequence[str]) -> None:
+    every = max(1, math.ceil(len(names) / 130))
+    shown = [drawable(name) for name in names[::every]]
+    panel.set_yticks(range(0, len(names), every), shown, fontsize=8 if len(names) <= 15 else 6)
+
+
+def legend(canvas: Canvas, panel: Axes, columns: int = 4) -> None:
+    handles, labels = panel.get_legend_handles_labels()
+    longest = max(map(len, labels))
+    columns = max(1, min(columns, 70 // (longest + 6)))
+    canvas.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def colour_bar(canvas: Canvas, panels: Any, image: Any, what: str) -> None:
+    bar = canvas.colorbar(image, ax=panels, location="bottom", label=what, aspect=40, pad=0.02)
+    bar.ax.set_gid("legend_bar")
+    bar.outline.set_visible(False)
+
+
+def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    every = math.ceil(len(points) / _POINTS)
+    return points if every <= 1 else [*points[:-1:every], points[-1]]
