@@ -273,10 +273,10 @@ def test_unknown_missing_and_small_languages_are_one_line(made, shelf, tmp_path)
         assert message in str(error.value)
     line = refused(tmp_path / "c", shelf, languages="ell,tur")
     assert "the packages have no translations into 'ell'; they have aze, bel, rus, tur." in line
-    wheels.make_wheels(tmp_path / "small", {"tur": 900, "aze": 399})
+    wheels.make_wheels(tmp_path / "small", {"tur": 900, "aze": 349})
     line = refused(tmp_path / "c", tmp_path / "small", languages="aze,tur")
     assert (
-        "aze has 399 usable pairs (399 English sentences): too few for dev and test sets of 100 and 200 pairs" in line
+        "aze has 349 usable pairs (349 English sentences): too few for dev and test sets of 100 and 150 pairs" in line
     )
 
 
@@ -530,7 +530,9 @@ def test_a_placeholder_more_makes_no_other_sentence_and_nothing_but_placeholders
 def test_sentences_that_differ_in_a_placeholder_are_held_out_together():
     words = [f"{a}{b}" for a in "bdklmnrst" for b in "aeiou"]
     english = [f"set {word} {form}position" for word in words for form in ("", "{name} ")]
-    corpus = split({"rus": [(text, f"перевод {i}") for i, text in enumerate(english)]}, smallest=4, largest=6)["rus"]
+    corpus = split({"rus": [(text, f"перевод {i}") for i, text in enumerate(english)]}, smallest=4, largest=6, kept=80)[
+        "rus"
+    ]
     held = [text for name in ("dev", "test") for text, _ in corpus[name]]
     assert {len(corpus[name]) for name in ("dev", "test")} == {4}
     assert len(corpus["train"]) == len(english) - 2 * len(held)  # both forms are gone
@@ -587,13 +589,13 @@ def pairs_of(numbers, language):
 def test_the_split_never_leaks_has_its_sizes_and_knows_no_order(numbers, rng):
     cleaned = {language: pairs_of(ns, language) for language, ns in numbers.items()}
     try:
-        corpus = split(cleaned, smallest=4, largest=6)
+        corpus = split(cleaned, smallest=4, largest=6, kept=30)
     except UserError as error:
         assert "usable pairs" in str(error)
         return
     shuffled = [(language, rng.sample(pairs, len(pairs))) for language, pairs in cleaned.items()]
     rng.shuffle(shuffled)
-    assert split(dict(shuffled), smallest=4, largest=6) == corpus
+    assert split(dict(shuffled), smallest=4, largest=6, kept=30) == corpus
     sets = {
         name: {normalised(english) for splits in corpus.values() for english, _ in splits[name]}
         for name in ("train", "dev", "test")
@@ -601,9 +603,12 @@ def test_the_split_never_leaks_has_its_sizes_and_knows_no_order(numbers, rng):
     assert not sets["train"] & (sets["dev"] | sets["test"])
     assert not sets["dev"] & sets["test"]
     for language, splits in corpus.items():
-        assert len(splits["train"]) >= 8
+        assert len(splits["train"]) >= 6
+        english = {normalised(pair[0]) for pair in cleaned[language]}
+        tenth = min(6, max(4, len(english) // 10))
+        assert len(splits["dev"]) == tenth
+        assert len(splits["test"]) == min(6, max(tenth, len(english) - tenth - 30))
         for name in ("dev", "test"):
-            assert 4 <= len(splits[name]) <= 6
             assert len({normalised(english) for english, _ in splits[name]}) == len(splits[name])
         together = [pair for name in splits for pair in splits[name]]
         assert len(set(together)) == len(together)
@@ -612,14 +617,23 @@ def test_the_split_never_leaks_has_its_sizes_and_knows_no_order(numbers, rng):
         assert {p for p in cleaned[language] if normalised(p[0]) not in held} == set(splits["train"])
 
 
-def test_the_smallest_language_that_can_be_split_keeps_as_much_as_it_gives():
-    def numbered(count):
-        return [(f"sentence {chr(97 + i // 26)} {chr(97 + i % 26)} here", f"предложение {i}") for i in range(count)]
+@pytest.mark.parametrize(
+    ("sentences", "train", "dev", "test"),
+    [(350, 150, 100, 100), (420, 220, 100, 100), (600, 220, 100, 280), (640, 240, 100, 300), (2300, 1770, 230, 300)],
+)
+def test_small_languages_hold_out_more_for_the_test_set(sentences, train, dev, test):
+    splits = split({"aze": numbered(sentences)})["aze"]
+    assert {name: len(pairs) for name, pairs in splits.items()} == {"train": train, "dev": dev, "test": test}
 
-    splits = split({"aze": numbered(400)})["aze"]
-    assert {name: len(pairs) for name, pairs in splits.items()} == {"train": 200, "dev": 100, "test": 100}
-    with pytest.raises(UserError, match="aze has 399 usable pairs"):
-        split({"aze": numbered(399)})
+
+def test_a_language_that_cannot_be_split_is_refused_with_its_sizes():
+    with pytest.raises(UserError, match="aze has 349 usable pairs .* sets of 100 and 150 pairs to train on"):
+        split({"aze": numbered(349)})
+
+
+def numbered(count):
+    places = [(chr(97 + i // 676), chr(97 + i // 26 % 26), chr(97 + i % 26)) for i in range(count)]
+    return [(f"sentence {' '.join(letters)} here", f"предложение {i}") for i, letters in enumerate(places)]
 
 
 def test_wheels_for_tests_are_the_same_bytes_every_time(shelf, tmp_path):

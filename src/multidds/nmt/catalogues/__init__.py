@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .cleaning import LARGEST, MAX_CHARACTERS, MAX_RATIO, MIN_WORDS, SMALLEST, SPLITS, clean, split
+from .cleaning import KEPT, LARGEST, MAX_CHARACTERS, MAX_RATIO, MIN_WORDS, SMALLEST, SPLITS, clean, split
 from .folder import Folder
 from .languages import RELATED, SCRIPTS, languages_of
 from .packages import Say, fetch, read_list
@@ -17,7 +17,7 @@ from .reading import all_found, read_all
 
 __all__ = ["RELATED", "SPLITS", "build"]
 
-LAYOUT = 2  # of the folder, and of what cleaning and splitting do; grows when they change
+LAYOUT = 3  # of the folder, and of what cleaning and splitting do; grows when they change
 
 
 def build(
@@ -33,7 +33,7 @@ def build(
         "languages": sorted(wanted),
         "settings": {
             "min_words": MIN_WORDS, "max_characters": MAX_CHARACTERS, "max_ratio": MAX_RATIO,
-            "held_out": [SMALLEST, LARGEST],
+            "held_out": [SMALLEST, LARGEST, KEPT],
         },
     }  # fmt: skip
     folder = folder.resolve()  # a link stays a link

@@ -15,6 +15,7 @@ from ..errors import UserError
 
 SPLITS = ("train", "dev", "test")
 SMALLEST, LARGEST = 100, 300  # sentences of a dev or test set
+KEPT = 220  # sentences that a test set of more than a tenth leaves to train on
 MIN_WORDS, MAX_CHARACTERS, MAX_RATIO = 3, 1000, 3.0
 
 Pair = tuple[str, str]  # English, translation
@@ -118,7 +119,7 @@ def _length(text: str) -> int:
 
 
 def split(
-    cleaned: Mapping[str, Sequence[Pair]], smallest: int = SMALLEST, largest: int = LARGEST
+    cleaned: Mapping[str, Sequence[Pair]], smallest: int = SMALLEST, largest: int = LARGEST, kept: int = KEPT
 ) -> dict[str, dict[str, list[Pair]]]:
     """Language -> train, dev, test. What an English sentence is held out for, it is held out for in every language.
 
@@ -134,17 +135,8 @@ def split(
     held: dict[str, dict[str, list[str]]] = {}
     for language in sorted(by_english, key=lambda name: (len(by_english[name]), name)):  # smallest first
         sentences = by_english[language]
-        size = min(largest, max(smallest, len(sentences) // 10))
-        sets: dict[str, list[str]] = {"dev": [], "test": []}
-        for sentence in sorted(sentences, key=_order):
-            if all(len(chosen) == size for chosen in sets.values()):
-                break
-            side = owner.get(sentence) or min(sets, key=lambda name: len(sets[name]))
-            if len(sets[side]) < size:
-                owner[sentence] = side
-                sets[side].append(sentence)
-        held[language] = sets
-    corpus, needed, small = {}, 2 * smallest, []
+        held[language] = _held_out(sentences, _held_out_sizes(len(sentences), smallest, largest, kept), owner)
+    corpus, needed, small = {}, 3 * smallest // 2, []
     for language, sentences in by_english.items():
         train = [pair for sentence, pairs in sentences.items() if sentence not in owner for pair in pairs]
         if min(map(len, held[language].values())) < smallest or len(train) < needed:
@@ -162,6 +154,26 @@ def split(
             "to train on; leave out what is too small."
         )
     return corpus
+
+
+def _held_out_sizes(sentences: int, smallest: int, largest: int, kept: int) -> dict[str, int]:
+    """A tenth each for dev and test; of a small language more for test, because 100 sentences decide nothing."""
+    tenth = min(largest, max(smallest, sentences // 10))
+    return {"dev": tenth, "test": min(largest, max(tenth, sentences - tenth - kept))}
+
+
+def _held_out(sentences: Iterable[str], sizes: Mapping[str, int], owner: dict[str, str]) -> dict[str, list[str]]:
+    """The dev and test sentences of a language; `owner` says what is held out for which, and learns of more."""
+    sets: dict[str, list[str]] = {side: [] for side in sizes}
+    for sentence in sorted(sentences, key=_order):
+        wanting = [side for side in sizes if len(sets[side]) < sizes[side]]
+        if not wanting:
+            break
+        side = owner.get(sentence) or min(wanting, key=lambda name: len(sets[name]))
+        if side in wanting:
+            owner[sentence] = side
+            sets[side].append(sentence)
+    return sets
 
 
 def _order(text: str) -> bytes:

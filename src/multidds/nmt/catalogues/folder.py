@@ -168,7 +168,9 @@ Made by `multidds corpus catalogues` from the translations that ship inside Pyth
 
 train + dev + test + held out elsewhere = kept = read - dropped. An English sentence in the dev or test set of any
 language is in no training file, and none is in both dev and test; case, punctuation, tags, placeholders and numbers
-do not make another sentence. "Held out elsewhere" is what a language cannot train on for that reason.
+do not make another sentence. "Held out elsewhere" is what a language cannot train on for that reason. A tenth of a
+language is its dev set and a tenth its test set, 100 to 300 sentences each; where that gives fewer than 300 test
+sentences, the test set takes more, up to 300, as long as about 220 are left to train on.
 Catalogues that could not be read: {skipped} (listed in corpus.json).
 
 ## Whose text this is

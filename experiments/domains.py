@@ -1,0 +1,294 @@
+"""A byte-level causal language model over eight very unequal domains: static, scheduled and learned mixtures compared.
+
+One small transformer, one core, one to two minutes a run. Every run leaves one JSON file in the folder that is given
+(scores, curves, config, versions, seconds; no text and no paths); runs whose file is there are skipped.
+
+    python experiments/domains.py results/domains --regime under-trained --method temperature-5 multidds-s --seed 1 2 3
+    python experiments/domains.py results/domains --table
+"""
+
+import argparse
+import json
+import math
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from domains_table import table
+from domains_text import REGIMES, WINDOW, Corpus, read_corpus
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import multidds
+from multidds import Balancer, Mixture, MixtureSampler, Replay, Scorer, batches_of
+
+STEPS = {"under-trained": 800, "data-limited": 800}  # 1.5 and 10 passes over all data
+MAX_PASSES = 16  # of UniMax: about what repeated text is worth
+STATIC: dict[str, float] = {  # temperatures
+    "proportional": 1, "temperature-3": 3, "temperature-5": 5, "temperature-10": 10, "uniform": math.inf,
+}  # fmt: skip
+SCHEDULED = ("proportional-to-uniform", "cooldown", "reverse-cooldown")
+PAPER: dict[str, dict[str, Any]] = {  # what differs from Balancer's own defaults
+    "multidds-s": {"reward": "multidds-s"},
+    "multidds": {"reward": "multidds", "step_ahead": 0.001},
+    # The control: equal rewards only drift from the prior to uniform.
+    "constant": {"reward": lambda alignment, weights: torch.ones(len(alignment.train_names)), "sketch": 1},
+}
+OURS = ("default", "shuffled")  # Balancer with nothing said, and the same with the probes of other datasets
+METHODS = (*STATIC, "unimax", *SCHEDULED, *PAPER, *OURS)
+
+
+@dataclass(frozen=True)
+class Config:
+    regime: str
+    method: str
+    seed: int
+    steps: int
+    lr: float = 4e-3  # of 0.004 and 0.008 the better for temperature 5 (dev loss 1.913 and 1.924, under-trained)
+    batch: int = 8  # windows
+    layers: int = 2
+    width: int = 96
+    heads: int = 3
+    dropout: float = 0.1
+    warmup: int = 50
+    average: float = 0.98  # decay of the averaged weights, which are the ones that are scored
+    updates: int = 20
+    probe: int = 8  # windows of a probe batch
+    scorer_lr: float = 0.5  # of the paper's rule, as in recipes/catalogues.toml
+    curve: int = 4  # points
+
+
+# --------------------------------------------------------------------------------------------------- model
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:  # [batch, length, width]
+        q, k, v = self.qkv(self.norms[0](x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + nn.functional.dropout(self.out(attended), self.dropout, self.training)
+        return x + nn.functional.dropout(self.inner(self.norms[1](x)), self.dropout, self.training)
+
+
+class LanguageModel(nn.Module):
+    """Bytes are their own vocabulary, and the output layer is the embedding.
+
+    A place starts with its byte and the three before it: in a short training attention learns too late to look there.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, config.width)
+        self.before = nn.ModuleList(nn.Embedding(256, config.width) for _ in range(3))
+        self.places = nn.Embedding(WINDOW, config.width)
+        self.blocks = nn.Sequential(*(Block(config.width, config.heads, config.dropout) for _ in range(config.layers)))
+        self.norm = nn.LayerNorm(config.width)
+        for embedding in (self.bytes, self.places, *self.before):
+            nn.init.normal_(embedding.weight, std=config.width**-0.5)  # logits of about 1 at the start
+
+    def forward(self, ids: Tensor) -> Tensor:  # [batch, length] -> [batch, length, 256]
+        x = self.bytes(ids) + self.places.weight[: ids.shape[1]]
+        for back, embedding in enumerate(self.before, start=1):
+            x = x + embedding(nn.functional.pad(ids[:, :-back], (back, 0)))
+        logits: Tensor = self.norm(self.blocks(x)) @ self.bytes.weight.mT
+        return logits
+
+
+def loss(model: nn.Module, windows: Tensor) -> Tensor:
+    """Nats per byte."""
+    ids = windows.long()  # [batch, WINDOW + 1]
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+@torch.no_grad()
+def scores(model: nn.Module, texts: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """{domain: loss in nats per byte, share of right guesses, mean probability of the right byte}."""
+    model.eval()
+    found = {}
+    for domain, windows in texts.items():
+        total = torch.zeros(3, dtype=torch.float64)
+        for part in windows.long().split(64):
+            logs, right = model(part[:, :-1]).log_softmax(-1), part[:, 1:]
+            of_right = logs.gather(-1, right.unsqueeze(-1)).double()
+            total += torch.stack([-of_right.sum(), (logs.argmax(-1) == right).sum(), of_right.exp().sum()])
+        means = (total / (len(windows) * WINDOW)).tolist()
+        found[domain] = dict(zip(("loss", "accuracy", "expected_accuracy"), means, strict=True))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- methods
+
+
+def prior(config: Config, sizes: Mapping[str, int]) -> Mixture:
+    """The mixture that a run starts with."""
+    if config.method == "unimax":
+        return Mixture.unimax(sizes, budget=config.steps * config.batch, max_passes=MAX_PASSES)
+    return Mixture.temperature(sizes, {**STATIC, "cooldown": 5}.get(config.method, 1))
+
+
+def schedule(config: Config, sizes: Mapping[str, int]) -> list[tuple[int, dict[str, float]]]:
+    """The history of a scheduled method; empty for others."""
+    half = config.steps // 2
+    proportional, five = Mixture.proportional(sizes).probabilities, Mixture.temperature(sizes, 5).probabilities
+    if config.method == "cooldown":
+        return [(0, five), (half, proportional)]
+    if config.method == "reverse-cooldown":
+        return [(0, proportional), (half, five)]
+    if config.method != "proportional-to-uniform":
+        return []
+    steps = sorted({half * i // 50 for i in range(51)})
+    return [(k, {name: p + (1 / len(sizes) - p) * k / half for name, p in proportional.items()}) for k in steps]
+
+
+def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus) -> Balancer:
+    arguments = dict(PAPER.get(config.method, {}))
+    if config.method in PAPER:
+        arguments["scorer"] = Scorer(lr=config.scorer_lr)
+    probed = dict(corpus.train)
+    if config.method == "shuffled":  # every dataset is rewarded for what another one does
+        names = sorted(probed)
+        random.Random(config.seed).shuffle(names)
+        probed = {name: corpus.train[names[i - 1]] for i, name in enumerate(names)}
+    return Balancer(
+        mixture,
+        model,
+        loss,
+        train={name: batches_of(probed[name], config.probe) for name in corpus.train},
+        dev={name: batches_of(windows, config.probe) for name, windows in corpus.dev.items()},
+        every=max(1, config.steps // config.updates),
+        seed=config.seed,
+        **arguments,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ run
+
+
+class Clock:
+    """Seconds of the processor by what they were spent on: other processes do not count, where there is one thread."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.process_time()
+
+    def charge(self, what: str) -> None:
+        now = time.process_time()
+        self.seconds[what] = self.seconds.get(what, 0.0) + now - self._last
+        self._last = now
+
+
+def rate(config: Config, step: int) -> float:
+    """Of the first step on: a linear rise, then half a cosine down to a tenth."""
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+
+def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train once. Everything that is written about it."""
+    torch.manual_seed(config.seed)
+    model = LanguageModel(config)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.average))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(config, step))
+    sizes = {name: len(windows) for name, windows in corpus.train.items()}
+    mixture = prior(config, sizes)
+    history = schedule(config, sizes)
+    learned = config.method in (*PAPER, *OURS)
+    mover = balancer(config, mixture, model, corpus) if learned else Replay(mixture, history)
+    sampler = MixtureSampler(sizes, mixture, batch_size=config.batch, seed=config.seed)
+    windows = torch.cat([corpus.train[name] for name in sizes])
+    marks = {config.steps * i // config.curve for i in range(1, config.curve + 1)}
+    updates, curve, clock = [], [], Clock()
+    for step, indices in zip(range(1, config.steps + 1), sampler, strict=False):
+        model.train()
+        loss(model, windows[indices]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rates.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(model)
+        clock.charge("steps")
+        update = mover.step()
+        clock.charge("updates")
+        if update is not None and learned:
+            updates.append({"step": step, "mixture": update.mixture, "rewards": update.rewards})
+        if step in marks:
+            dev = scores(averaged, corpus.dev)
+            curve.append({"step": step, "mixture": mixture.probabilities, "passes": sampler.passes, "dev": dev})
+            mean = sum(one["loss"] for one in dev.values()) / len(dev)
+            say(f"{config.regime} {config.method} {config.seed}: step {step}, mean dev loss {mean:.4f}")
+            clock.charge("evaluation")
+    test = scores(averaged, corpus.test)
+    clock.charge("evaluation")
+    return {
+        "config": asdict(config) | {"parameters": sum(p.numel() for p in model.parameters())},
+        "sizes": sizes, "corpus": corpus.digest, "versions": versions(), "seconds": clock.seconds,
+        "dev": curve[-1]["dev"], "test": test, "curve": curve, "updates": updates,
+    }  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    return {
+        "multidds": multidds.__version__, "torch": torch.__version__, "python": platform.python_version(),
+        "commit": commit.strip() or "unknown",
+    }  # fmt: skip
+
+
+def rounded(value: Any) -> Any:
+    """Six digits are more than are known, and small files."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="folder for one JSON file per run")
+    parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
+    parser.add_argument("--regime", nargs="+", choices=list(REGIMES), default=list(REGIMES))
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, help="instead of the regime's own number")
+    parser.add_argument("--lr", type=float, default=Config.lr)
+    given = parser.parse_args(arguments)
+    if given.table:
+        print(table([json.loads(path.read_text()) for path in sorted(given.results.glob("*.json"))]))
+        return
+    torch.set_num_threads(1)
+    given.results.mkdir(parents=True, exist_ok=True)
+    for seed in given.seed:  # one seed of everything first
+        for regime in given.regime:
+            corpus = None
+            for method in given.method:
+                path = given.results / f"{regime}.{method}.{seed}.json"
+                if path.exists():
+                    continue
+                corpus = corpus or read_corpus(REGIMES[regime])
+                config = Config(regime, method, seed, given.steps or STEPS[regime], given.lr)
+                text = json.dumps(rounded(run(config, corpus)), indent=1) + "\n"
+                partial = path.with_suffix(".partial")
+                partial.write_text(text)
+                partial.replace(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,170 @@
+"""The language model over domains: its text, its methods, and short runs of it."""
+
+import json
+import math
+from itertools import combinations
+
+import domains
+import domains_table
+import pytest
+import torch
+from domains import METHODS, OURS, PAPER, Config
+from domains_text import DOMAINS, REGIMES, read_corpus
+
+from multidds import Mixture
+
+TINY = {name: 12 - i for i, name in enumerate(DOMAINS)}  # windows to train on
+SMALL = {"batch": 4, "layers": 1, "width": 8, "heads": 2, "warmup": 5, "updates": 2, "probe": 2, "curve": 2}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return read_corpus(TINY, dev=2, test=3)
+
+
+def config(method, steps=20, seed=1):
+    return Config("under-trained", method, seed, steps, **SMALL)
+
+
+# ------------------------------------------------------------------------------------------------- text
+
+
+def test_no_file_and_no_window_is_in_two_splits(corpus):
+    splits = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
+    for one, other in combinations(splits, 2):
+        for domain in DOMAINS:
+            assert not set(corpus.files[one][domain]) & set(corpus.files[other][domain])
+            rows = [{tuple(row.tolist()) for row in splits[name][domain]} for name in (one, other)]
+            assert not rows[0] & rows[1]
+
+
+def test_splits_have_their_sizes_and_windows_follow_each_other(corpus):
+    assert {name: len(windows) for name, windows in corpus.train.items()} == TINY
+    assert {len(windows) for windows in corpus.dev.values()} == {2}
+    assert {len(windows) for windows in corpus.test.values()} == {3}
+    for windows in corpus.train.values():
+        assert windows.shape[1] == 129
+        assert torch.equal(windows[:-1, -1], windows[1:, 0])  # what is guessed last is read next
+
+
+def test_held_out_text_does_not_depend_on_how_much_is_trained_on(corpus):
+    more = read_corpus({name: 2 * size for name, size in TINY.items()}, dev=2, test=3)
+    assert all(torch.equal(more.test[name], corpus.test[name]) for name in DOMAINS)
+    assert all(torch.equal(more.dev[name], corpus.dev[name]) for name in DOMAINS)
+    assert more.digest != corpus.digest == read_corpus(TINY, dev=2, test=3).digest
+
+
+def test_every_domain_is_large_enough_for_both_regimes():
+    for sizes in REGIMES.values():
+        found = read_corpus(sizes)
+        assert {name: len(windows) for name, windows in found.train.items()} == sizes
+        assert max(sizes.values()) >= 40 * min(sizes.values())
+        assert all(len(found.files["test"][domain]) >= 8 for domain in sizes)
+
+
+def test_a_domain_that_is_too_small_is_named():
+    with pytest.raises(ValueError, match="'fortran' has only .* bytes of train text on this machine and needs"):
+        read_corpus({"fortran": 10**5}, dev=2, test=3)
+
+
+# ---------------------------------------------------------------------------------------------- methods
+
+
+def test_static_methods_start_and_stay_with_their_mixture():
+    sizes = {"a": 1000, "b": 10}
+    assert domains.prior(config("proportional"), sizes)["b"] == pytest.approx(10 / 1010)
+    assert domains.prior(config("temperature-3"), sizes)["b"] == pytest.approx(1 / (1 + 100 ** (1 / 3)))
+    assert domains.prior(config("uniform"), sizes)["b"] == 0.5
+    many = config("unimax", steps=1000)  # 4,000 windows: sixteen passes over b are 160
+    assert domains.prior(many, sizes)["b"] == pytest.approx(160 / 4000)
+    for method in set(METHODS) - set(domains.SCHEDULED):
+        assert domains.schedule(config(method), sizes) == []
+
+
+def test_schedules_go_where_their_names_say():
+    sizes = {"a": 1000, "b": 10}
+    proportional, five = (Mixture.temperature(sizes, tau).probabilities for tau in (1, 5))
+    assert domains.schedule(config("cooldown"), sizes) == [(0, five), (10, proportional)]
+    assert domains.prior(config("cooldown"), sizes).probabilities == five
+    assert domains.schedule(config("reverse-cooldown"), sizes) == [(0, proportional), (10, five)]
+    history = dict(domains.schedule(config("proportional-to-uniform", steps=40), sizes))
+    assert history[0] == proportional
+    assert history[5]["b"] == pytest.approx(0.75 * proportional["b"] + 0.25 * 0.5)
+    assert history[20] == pytest.approx({"a": 0.5, "b": 0.5})
+    assert max(history) == 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_short_run_of_every_method_is_whole(corpus, method):
+    lines = []
+    found = domains.run(config(method), corpus, lines.append)
+    assert len(lines) == 2
+    learned = method in (*PAPER, *OURS)
+    assert len(found["updates"]) == (2 if learned else 0)
+    drawn = sum(passes * TINY[name] for name, passes in found["curve"][-1]["passes"].items())
+    assert drawn == pytest.approx(20 * 4)
+    for split in ("dev", "test"):
+        for one in found[split].values():
+            assert 0 < one["loss"] < 6
+            assert math.exp(-one["loss"]) <= one["expected_accuracy"] <= 1  # Jensen
+            assert 0 <= one["accuracy"] <= 1
+    moved = found["curve"][-1]["mixture"] != domains.prior(config(method), TINY).probabilities
+    assert moved == (learned or method in domains.SCHEDULED)
+
+
+def test_a_run_is_a_function_of_its_config(corpus):
+    runs = [domains.run(config("multidds-s", seed=seed), corpus, lambda line: None) for seed in (1, 1, 2)]
+    assert runs[0]["updates"] == runs[1]["updates"] != runs[2]["updates"]
+    assert runs[0]["test"] == runs[1]["test"] != runs[2]["test"]
+
+
+def test_the_shuffled_control_probes_every_dataset_under_another_name(corpus, monkeypatch):
+    given = {}
+    monkeypatch.setattr(domains, "batches_of", lambda windows, size: windows)
+    monkeypatch.setattr(domains, "Balancer", lambda *_, train, **__: given.update(train))
+    domains.balancer(config("shuffled"), Mixture.uniform(TINY), torch.nn.Linear(1, 1), corpus)
+    assert list(given) == list(TINY)
+    origin = {name: next(n for n in TINY if given[name] is corpus.train[n]) for name in TINY}
+    assert set(origin.values()) == set(TINY)
+    assert all(name != other for name, other in origin.items())
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+def test_runs_are_skipped_where_their_file_is_there(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(domains, "read_corpus", lambda sizes: corpus)
+    real = domains.run
+    short = lambda asked, corpus: real(config(asked.method, asked.steps, asked.seed), corpus)  # noqa: E731
+    monkeypatch.setattr(domains, "run", short)
+    arguments = [str(tmp_path), "--regime", "under-trained", "--method", "uniform", "multidds-s", "--steps", "4"]
+    domains.main([*arguments, "--seed", "1", "2"])
+    names = {f"under-trained.{method}.{seed}.json" for method in ("uniform", "multidds-s") for seed in (1, 2)}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    monkeypatch.setattr(domains, "run", None)
+    domains.main([*arguments, "--seed", "1", "2"])
+    capsys.readouterr()
+    domains.main([str(tmp_path), "--table"])
+    shown = capsys.readouterr().out
+    assert "| **uniform** | 1, 2 |" in shown
+    assert str(tmp_path) not in "".join(path.read_text() for path in tmp_path.iterdir())
+
+
+def test_the_rival_is_chosen_by_dev_loss_and_compared_by_test_loss():
+    def made(method, seed, dev, test):
+        scores = {"accuracy": 0.5, "expected_accuracy": 0.4}
+        return {
+            "config": {"regime": "r", "method": method, "seed": seed, "steps": 9}, "corpus": "c", "sizes": {"a": 1},
+            "dev": {"a": {"loss": dev, **scores}}, "test": {"a": {"loss": test, **scores}},
+            "curve": [{"passes": {"a": 1.0}}], "seconds": {"steps": 1.0, "updates": 0.0},
+        }  # fmt: skip
+
+    runs = [
+        *(made("uniform", 1, 2.0, 1.0), made("uniform", 2, 2.2, 1.0)),
+        *(made("cooldown", 1, 2.05, 0.9), made("cooldown", 2, 2.1, 0.8)),
+        *(made("multidds-s", 1, 1.0, 0.81), made("multidds-s", 2, 1.0, 0.8)),
+    ]
+    shown = domains_table.table(json.loads(json.dumps(runs)))
+    assert "| **cooldown** |" in shown  # 2.075 on dev, against 2.1
+    assert "| multidds-s | 1, 2 | 1.0000 | 0.8050 | 0.5000 | 0.4000 | +5.00 ± 63.55 |" in shown  # gains of 10% and 0%
+    assert domains_table.table([]) == "no runs"
