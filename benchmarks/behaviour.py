@@ -248,8 +248,8 @@ def recipe(mixing: str, method: str, folder: Path) -> dict[str, str]:
     updates = [record for record in records if record["kind"] == "update"]
     validations = [record for record in records if record["kind"] == "validation"]
     return {
-        "updates": digest((r["step"], r["mixture"], r["reward"], r["dev_losses"], r["train_losses"]) for r in updates),
-        "validations": digest((r["dev_losses"], r["passes"], r["sentences"], r["tokens"]) for r in validations),
+        "updates": digest((r["step"], r["mixture"], r["reward"], r["dev_loss"], r["train_loss"]) for r in updates),
+        "validations": digest((r["dev_loss"], r["passes"], r["sentences"], r["tokens"]) for r in validations),
         "losses": digest(record["loss"] for record in records if record["kind"] == "step"),
         "parameters": digest(tensors.values()),
         "how many": f"{len(updates)} updates, {len(validations)} validations",

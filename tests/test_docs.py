@@ -141,11 +141,15 @@ def test_every_test_that_the_docs_name_exists():
 
 def test_the_files_of_the_architecture_page_are_the_files_there_are():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"(?m)^  (\w+)\.py", text))
-    assert listed == {path.stem for path in (ROOT / "src" / "multidds").glob("*.py")} - {"__init__", "__main__"}
-    application = set(re.findall(r"(?m)^    (\w+)(?:\.py|/)", text))
-    there = {path.stem for path in (ROOT / "src" / "multidds" / "nmt").iterdir()}
-    assert application == there - {"__init__", "__pycache__"}
+    sources, folder = ROOT / "src" / "multidds", None
+    listed = {}  # {folder: entries}; two spaces: of the package; four: of the folder above
+    for indent, name in re.findall(r"(?m)^(  |    )(\w+)(?:\.py|/)", text):
+        listed.setdefault("." if indent == "  " else folder, set()).add(name)
+        folder = name if indent == "  " else folder
+    for folder, names in listed.items():
+        there = {path.stem for path in (sources / folder).iterdir() if path.suffix in (".py", "")}
+        assert names == there - {"__init__", "__main__", "__pycache__"}, folder
+    assert listed.keys() == {".", "huggingface", "lightning", "nmt"}
 
 
 def test_the_plain_loop_drops_the_noise_and_finds_the_only_dataset_that_helps():

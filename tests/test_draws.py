@@ -11,7 +11,7 @@ from multidds.randomness import derive, point, points
 
 NAMES = ("a", "b", "c")
 SEEDS = st.integers(0, 2**40)
-FAR = st.integers(0, 300)  # shorter and longer than what is skipped in an array
+FAR = st.integers(0, 300)
 
 
 @st.composite
@@ -80,20 +80,19 @@ def test_skipping_is_drawing_with_nobody_looking(first, rules, seed, jumps):
     assert skipping.position == drawing.position
 
 
-@given(probabilities(), RULES, SEEDS, FAR, st.integers(0, 400), probabilities())
-def test_a_fork_goes_its_own_way(first, rules, seed, count, start, other):
+@given(probabilities(), RULES, SEEDS, FAR, FAR, probabilities())
+def test_a_fork_goes_its_own_way(first, rules, seed, count, ahead, other):
     draws = ruled(first, rules, seed)
     draws.skip_to(count)
     fork = draws.fork()
     before = fork.state_dict()
-    draws.rule(Mixture(other), start)
+    draws.rule(Mixture(other), count + ahead)
     drawn = [draws.draw() for _ in range(50)]
     assert fork.state_dict() == before
     assert [fork.draw() for _ in range(50)] == naive(first, rules, seed, count + 50)[count:]
     fork.skip_to(500)
     assert draws.position == count + 50
-    if start >= count:
-        assert drawn == naive(first, [*rules, (start, other)], seed, count + 50)[count:]
+    assert drawn == naive(first, [*rules, (count + ahead, other)], seed, count + 50)[count:]
 
 
 @given(probabilities(), RULES, SEEDS, FAR)
@@ -163,3 +162,7 @@ def test_draws_of_what_is_no_mixture_or_of_other_names_are_refused():
         Draws({"a": 1.0})
     with pytest.raises(ValueError, match="^Draws: state: 'b' is missing.$"):
         Draws(Mixture.uniform("ab")).load_state_dict(Draws(Mixture.uniform("a")).state_dict())
+    draws = Draws(Mixture.uniform("ab"))
+    draws.skip_to(7)
+    with pytest.raises(ValueError, match="^Draws: no mixture can rule from position 6 on: 7 draws were made.$"):
+        draws.rule(Mixture.uniform("ab"), 6)

@@ -11,7 +11,7 @@ import multidds
 
 SOURCES = Path(multidds.__file__).parent
 
-# Which modules of ours a module may import: imports point one way (docs/architecture.md).
+# Which modules of ours those of the core and the integrations may import, one way (docs/architecture.md).
 MAY_IMPORT = {
     "checks": set(),
     "plan": set(),
@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "rewards": {"alignment"},
     "update": {"alignment"},
     "gradients": set(),
-    "sources": {"randomness"},
+    "options": set(),
+    "snapshots": set(),
+    "sources": {"checks", "randomness"},
     "draws": {"checks", "mixture", "randomness"},
     "sampling": {"checks", "draws", "mixture", "replicas", "sources"},
     "shared_rules": {"draws", "mixture"},
@@ -69,18 +71,33 @@ MAY_IMPORT = {
         "sources",
         "update",
     },
-    "lightning": {
+    "huggingface": {"huggingface.callback", "mixed_dataset"},
+    "huggingface.callback": {
         "balancer",
         "checks",
+        "huggingface.probes",
+        "huggingface.refusals",
+        "mixed_dataset",
+        "options",
+        "probing",
+    },
+    "huggingface.probes": {"checks", "huggingface.refusals", "mixed_dataset", "probing", "sources"},
+    "huggingface.refusals": {"checks", "mixed_dataset"},
+    "lightning": {"lightning.callback", "loading"},
+    "lightning.callback": {
+        "balancer",
+        "lightning.probes",
+        "lightning.refusals",
         "loading",
         "mixture",
+        "options",
         "probing",
         "randomness",
         "replicas",
-        "sources",
         "update",
     },
-    "huggingface": {"balancer", "checks", "mixed_dataset", "priorities", "probing", "sources"},
+    "lightning.probes": {"loading", "probing", "snapshots", "sources"},
+    "lightning.refusals": {"checks", "loading", "mixture", "probing"},
 }
 
 
@@ -99,14 +116,27 @@ def test_every_public_name_resolves_to_the_thing_of_that_name():
         multidds.nothing  # noqa: B018
 
 
+def modules():
+    """{dotted name below multidds: (path, syntax tree)} of the core and the integrations; a package is its __init__."""
+    found = {}
+    for path in SOURCES.rglob("*.py"):
+        parts = path.relative_to(SOURCES).with_suffix("").parts
+        if parts[0] not in ("nmt", "__init__", "__main__"):
+            name = ".".join(part for part in parts if part != "__init__")
+            found[name] = path, ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
 def test_imports_point_one_way():
-    modules = {path.stem: path for path in SOURCES.glob("*.py") if path.stem not in ("__init__", "__main__")}
-    assert modules.keys() == MAY_IMPORT.keys()
-    for name, path in modules.items():
+    assert modules().keys() == MAY_IMPORT.keys()
+    for name, (path, tree) in modules().items():
+        folder = path.relative_to(SOURCES).parts[:-1]
         imported = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                imported |= {node.module} if node.module else {alias.name for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = folder[: len(folder) - node.level + 1]
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                imported |= {".".join((*base, part)) for part in names}
         assert imported <= MAY_IMPORT[name], f"{name} imports {imported - MAY_IMPORT[name]}"
 
 
@@ -136,7 +166,33 @@ def test_no_module_reaches_into_the_private_names_of_another():
         assert not reached, f"{path.name} reaches for {sorted(reached)}"
 
 
-def test_one_file_imports_transformers():
+STATES = ("state", "saved", "_loaded")  # what files call a state that they are given
+
+
+def keys_of_states(tree):
+    """(keys that the functions of a file write in dicts, keys that it reads from states, keys read from within keys)"""
+    written, read, nested = set(), set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            written |= {key.value for key in node.keys if isinstance(key, ast.Constant)}
+        if isinstance(node, ast.Subscript) and isinstance(getattr(node.slice, "value", None), str):
+            if getattr(node.value, "id", getattr(node.value, "attr", None)) in STATES:
+                read.add(node.slice.value)
+            if isinstance(node.value, ast.Subscript) and isinstance(getattr(node.value.slice, "value", None), str):
+                nested.add(ast.unparse(node))
+    return written, read, nested
+
+
+def test_no_module_reads_a_state_that_another_one_wrote():
+    paths = [path for path in SOURCES.rglob("*.py") if "load_state_dict" in path.read_text(encoding="utf-8")]
+    assert {"balancer.py", "callback.py", "train.py"} <= {path.name for path in paths}
+    for path in paths:
+        written, read, nested = keys_of_states(ast.parse(path.read_text(encoding="utf-8")))
+        assert not read - written, f"{path.name} reads {sorted(read - written)}, which it does not write"
+        assert not nested, f"{path.name} reads states within states: {sorted(nested)}"
+
+
+def test_each_trainer_is_imported_in_one_folder():
     def imported(path):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -144,13 +200,16 @@ def test_one_file_imports_transformers():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 yield node.module
 
-    roots = {path.name: {name.split(".")[0] for name in imported(path)} for path in SOURCES.rglob("*.py")}
-    users = {name for name, names in roots.items() if names & {"transformers", "accelerate", "datasets"}}
-    assert users == {"huggingface.py"}
+    users = {"transformers": set(), "accelerate": set(), "datasets": set(), "lightning": set()}
+    for path in SOURCES.rglob("*.py"):
+        for root in {name.split(".")[0] for name in imported(path)} & users.keys():
+            users[root].add(path.relative_to(SOURCES).parts[0])
+    expected = {"transformers": {"huggingface"}, "accelerate": set(), "datasets": set(), "lightning": {"lightning"}}
+    assert users == expected
 
 
 # What the application shares with the core beside the public names: where it is among processes, and random states.
-SHARED = {"multidds.replicas": {"ranks"}, "multidds.randomness": {"random_states", "set_random_states"}}
+SHARED = {"multidds.replicas": {"ranks"}, "multidds.randomness": {"random_states", "seed_all", "set_random_states"}}
 
 
 def test_the_application_uses_public_names_of_the_core_only():

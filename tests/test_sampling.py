@@ -188,9 +188,36 @@ def test_going_back_too_far_is_refused():
     take(iter(sampler), 3)
     with pytest.raises(ValueError, match="consumed must be between 0 and 3, but it is 4"):
         sampler.state_dict(consumed=4)
+    sampler.state_dict()
+    sampler.state_dict(consumed=2)  # the last batch was not finished
+    with pytest.raises(ValueError, match="consumed must be between 2 and 3, but it is 1"):
+        sampler.state_dict(consumed=1)
     sampler.load_state_dict(sampler.state_dict())
     with pytest.raises(ValueError, match="consumed must be between 3 and 3, but it is 2"):
         sampler.state_dict(consumed=2)
+
+
+@given(SIZES, st.integers(1, 3), st.lists(st.integers(1, 19), max_size=4), st.data())
+def test_a_state_of_consumed_batches_is_that_of_one_who_drew_no_more(sizes, world_size, moves, data):
+    def drawn(count):
+        mixture = Mixture.uniform(sizes)
+        sampler = MixtureSampler(sizes, mixture, 3, seed=2, rank=0, world_size=world_size)
+        indices = iter(sampler)
+        for step in range(count):
+            if step in moves:
+                mixture.move(Mixture.temperature(sizes, 1 + step).probabilities)
+            next(indices)
+        return sampler, mixture, indices
+
+    ahead, mixture, indices = drawn(20)
+    rest = take(indices, 5)
+    for consumed in sorted(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=4))):
+        loaded = MixtureSampler(sizes, mixture, 3, rank=0, world_size=world_size)
+        loaded.load_state_dict(json.loads(json.dumps(ahead.state_dict(consumed=consumed))))
+        assert loaded.examples == drawn(consumed)[0].examples
+        again = take(iter(loaded), 25 - consumed)
+        assert again[20 - consumed :] == rest
+        assert loaded.examples == ahead.examples
 
 
 def test_where_nobody_asks_for_states_old_ones_are_given_up():

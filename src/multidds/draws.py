@@ -17,8 +17,7 @@ from .checks import check_names
 from .mixture import Mixture, check_mixture
 from .randomness import Permutation, derive, point, points
 
-_FEW = 48  # draws that are skipped one by one sooner than in an array
-_MANY = 1 << 16  # draws that are skipped in one array
+_AT_ONCE = 1 << 16  # draws that are skipped in one array
 
 
 class Draws:
@@ -78,26 +77,18 @@ class Draws:
         return drawn
 
     def skip_to(self, position: int) -> None:
-        """Draw until this position, with nobody looking: in arrays, at a tenth of the price. Never back."""
+        """Draw up to this position with nobody looking: in arrays, at a tenth of the price. Never back."""
         while self.position < position:
             if self.position >= self._until:
                 self._turn()
-            end = int(min(position, self._until, self.position + _MANY))
-            if end - self.position < _FEW:
-                counts, at, key = self.counts, self._at, self._key
-                for here in range(self.position, end):
-                    counts[at(point(key, here))] += 1
-            else:
-                self._skip_array(end)
+            end = int(min(position, self._until, self.position + _AT_ONCE))
+            names, edges = self._edges
+            # What `Mixture.at` does, for all positions up to the end.
+            places = np.searchsorted(edges[:-1], points(self._key, self.position, end) * edges[-1], "right")
+            found = np.bincount(places)
+            for place in np.flatnonzero(found).tolist():
+                self.counts[names[place]] += int(found[place])
             self.position = end
-
-    def _skip_array(self, end: int) -> None:
-        """What `Mixture.at` does, for all positions up to the end at once."""
-        names, edges = self._edges
-        places = np.searchsorted(edges[:-1], points(self._key, self.position, end) * edges[-1], "right")
-        counts = np.bincount(places)
-        for i in np.flatnonzero(counts):
-            self.counts[names[i]] += int(counts[i])
 
     def _turn(self) -> None:
         """The rule of this position."""
@@ -108,19 +99,23 @@ class Draws:
         self._at = mixture.at
         self._edges = tuple(mixture.edges), np.array(list(mixture.edges.values()))
 
-    def rule(self, mixture: Mixture, start: int | None = None) -> bool:
+    def rule(self, mixture: Mixture, start: int | None = None, anyway: bool = False) -> bool:
         """The mixture as it is now rules from position `start` on, by default from here. False: it does already.
 
-        Behind all that rule before: where one of them is still to come, this one waits for it.
+        Behind all that rule before: where one of them is still to come, this one waits for it. `anyway`: also where
+        it rules already, so that later ones wait for this position.
         """
-        if (mixture, mixture.version) == self._seen:
+        if (mixture, mixture.version) == self._seen and not anyway:
             return False
+        start = self.position if start is None else start
+        if start < self.position:
+            raise ValueError(f"Draws: no mixture can rule from position {start} on: {self.position} draws were made.")
         last, now = self._rules[-1], mixture.probabilities
         known = self._seen is None and last[1].probabilities == now  # a loaded state ends with it
         self._seen = mixture, mixture.version
-        if known:
+        if known and not anyway:
             return False
-        self._rules.append((max(last[0], self.position if start is None else start), Mixture(now)))
+        self._rules.append((max(start, last[0]), Mixture(now)))
         self._until = min(self._until, self._rules[-1][0])
         return True
 

@@ -286,8 +286,7 @@ class Estimator:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not go on from."""
-        check_names("Balancer: state", self._names, state["train"])
-        check_names("Balancer: state", self._dev_names, state["dev"])
+        self._sources.check_state(state)
         if (self._averages is None) != (state["averages"] is None):
             raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
         if state["priority"] is None and not callable(self._priority):

@@ -96,7 +96,7 @@ class MixedLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._indices.load_state_dict(state)
-        self._handed_out = int(state["batches"])
+        self._handed_out = self._indices.drawn
         self._iterator = None
 
 

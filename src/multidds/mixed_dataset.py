@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from .checks import check_names, check_whole
+from .checks import check_names, check_sizes, check_whole
 from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
 from .shared_rules import SharedRules, shared
@@ -37,7 +37,8 @@ class MixedDataset(Dataset[Any]):
         cls, datasets: Mapping[str, Any], mixture: Mixture, seed: int = 0, batch_size: int | None = None
     ) -> "MixedDataset":
         streams = isinstance(datasets, Mapping) and any(map(is_stream, datasets.values()))
-        return super().__new__(MixedStreams if streams else MixedExamples)
+        kind = MixedStreams if streams else MixedExamples
+        return super().__new__(kind if cls is MixedDataset else cls)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.datasets, self.mixture  # copies for workers are made by __new__, too
@@ -117,6 +118,11 @@ class MixedDataset(Dataset[Any]):
         """How often training has gone through each dataset of known size, over all processes."""
         return {name: self._consumed.counts[name] / size for name, size in self._sized.items()}
 
+    @property
+    def places(self) -> dict[str, Any]:
+        """Where training is in each stream that can tell it."""
+        return {}
+
     def set_epoch(self, epoch: int) -> None:
         """The loader calls it before it begins an epoch."""
 
@@ -125,12 +131,7 @@ class MixedDataset(Dataset[Any]):
         return {**self._consumed.state_dict(), "sizes": dict(self.sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names("MixedDataset: state", self.sizes, state["sizes"])
-        for name, size in self.sizes.items():
-            if state["sizes"][name] != size:
-                raise ValueError(
-                    f"MixedDataset: the state is of {_counted(state['sizes'][name])} {name!r}, not {_counted(size)} it."
-                )
+        check_sizes("MixedDataset", self.sizes, state["sizes"])
         self._consumed.load_state_dict(state)
         self._begin(self._consumed)
 
@@ -257,8 +258,12 @@ class MixedStreams(MixedDataset, IterableDataset[Any]):
         for position in [position for position in self._places if position < self.position]:
             del self._places[position]
 
+    @property
+    def places(self) -> dict[str, Any]:
+        return self._places.get(self.position, {})
+
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "places": self._places.get(self.position, {})}
+        return {**super().state_dict(), "places": self.places}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -336,7 +341,3 @@ def _several(dataset: Any, places: list[int]) -> list[Any]:
     if hasattr(dataset, "__getitems__"):
         return list(dataset.__getitems__(places))
     return [dataset[place] for place in places]
-
-
-def _counted(size: int | None) -> str:
-    return "a stream of" if size is None else f"{size} examples of"

@@ -95,7 +95,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
         "python": torch.tensor([version, *words]),
         "numpy": torch.tensor([*keys.tolist(), *place]),
         # The second of a pair of normal numbers, if only the first has been asked for.
-        "gauss": torch.tensor([math.nan if python_gauss is None else python_gauss, numpy_gauss], dtype=torch.float64),
+        "gauss": torch.tensor([python_gauss is not None, python_gauss or 0.0, numpy_gauss], dtype=torch.float64),
         "cpu": cpu,
         **({"device": others[0][1]} if others else {}),
     }
@@ -105,8 +105,8 @@ def set_random_states(device: torch.device, states: Mapping[str, Tensor]) -> Non
     """Put back what `random_states` has returned."""
     version, *words = states["python"].tolist()
     *keys, place, has_gauss = states["numpy"].tolist()
-    python_gauss, numpy_gauss = states["gauss"].tolist()
-    python = (version, tuple(words), None if math.isnan(python_gauss) else python_gauss)
+    has_python_gauss, python_gauss, numpy_gauss = states["gauss"].tolist()
+    python = (version, tuple(words), python_gauss if has_python_gauss else None)
     others = [(d, states["device"].cpu()) for d in _accelerators([device]) if "device" in states]
     _set_states(python, ("MT19937", keys, place, has_gauss, numpy_gauss), states["cpu"].cpu(), others)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from .checks import check_names, check_whole
+from .checks import check_names, check_sizes, check_whole
 from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
 from .replicas import place_among_ranks
@@ -77,7 +77,7 @@ class Interleaved:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names("interleave: state", self.mixture.names, state["counts"])
+        check_names("interleave: state", self.mixture.names, state["examples"])
         self._draws.load_state_dict(state)
         self._start(self._draws)
         self._examples.update(state["examples"])
@@ -151,7 +151,7 @@ class MixtureSampler(Sampler[Any]):
         if self._draws.rule(self.mixture):
             self._consumed.rule(self.mixture, self._draws.position)
             if self._consumed.waiting > _KEPT:
-                self._catch_up((self._batches + self._drawn) // 2)
+                self._catch_up((self._batches + self.drawn) // 2)
         drawn = self._draws.draw_for(self._rank, self._world_size, rounds)
         return [self._offsets[name] + self._orders[name][count] for name, count in drawn]
 
@@ -166,8 +166,8 @@ class MixtureSampler(Sampler[Any]):
         return {name: count / self._sizes[name] for name, count in self._draws.counts.items()}
 
     @property
-    def _drawn(self) -> int:
-        """Batches of this rank, those read ahead included."""
+    def drawn(self) -> int:
+        """Batches of this rank since the start of training, over resumes (also those read ahead)."""
         return self._batches + (self._draws.position - self._consumed.position) // self._per_batch
 
     def _catch_up(self, batches: int) -> None:
@@ -181,9 +181,9 @@ class MixtureSampler(Sampler[Any]):
 
         From then on only places from the batch before on can be asked for.
         """
-        if not self._batches <= batches <= self._drawn:
+        if not self._batches <= batches <= self.drawn:
             raise ValueError(
-                f"MixtureSampler: consumed must be between {self._batches} and {self._drawn}, but it is {batches}."
+                f"MixtureSampler: consumed must be between {self._batches} and {self.drawn}, but it is {batches}."
             )
         self._catch_up(batches - 1)  # of the last one, a trainer may find that it was not finished
         place = self._consumed.fork()
@@ -196,19 +196,14 @@ class MixtureSampler(Sampler[Any]):
         Batches (without a batch size: indices) are counted from the start of training, over resumes. `consumed` may
         be any number from that of the last state on, less one.
         """
-        batches = self._drawn if consumed is None else consumed
-        state = self.after(batches).state_dict()
-        if state["position"] < self._draws.position:  # behind what was drawn ahead, the mixture of the moment decides
-            state["rules"].append([self._draws.position, self.mixture.probabilities])
-        return {**state, "batches": batches, "sizes": dict(self._sizes)}
+        batches = self.drawn if consumed is None else consumed
+        place = self.after(batches)
+        if place.position < self._draws.position:  # behind what was drawn ahead, the mixture of the moment decides
+            place.rule(self.mixture, self._draws.position, anyway=True)
+        return {**place.state_dict(), "batches": batches, "sizes": dict(self._sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names("MixtureSampler: state", self._sizes, state["sizes"])
-        for name, size in self._sizes.items():
-            if state["sizes"][name] != size:
-                raise ValueError(
-                    f"MixtureSampler: the state is of {state['sizes'][name]} examples of {name!r}, not {size}."
-                )
+        check_sizes("MixtureSampler", self._sizes, state["sizes"])
         self._draws.load_state_dict(state)
         self._start(self._draws, int(state["batches"]))
 

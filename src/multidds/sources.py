@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
+from .checks import check_names
 from .randomness import derive, isolated
 
 
@@ -80,6 +81,10 @@ class ProbeSources:
             role: {name: source.state_dict() for name, source in by_name.items()}
             for role, by_name in self._opened.items()
         }
+
+    def check_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        for role, by_name in self._opened.items():
+            check_names(f"{self._owner}: state", by_name, state[role])
 
     def loaded(self, state: Mapping[str, Mapping[str, Any]], seed: int) -> "ProbeSources":
         """The same sources at the places of a state; this object stays as it was where they do not fit."""

@@ -27,18 +27,21 @@ class Update:
     learned: float = 0.0  # the same between the mixture and the one that the rule would have without any reward
     probed: tuple[str, ...] = ()  # the datasets whose rewards are new
 
-    def scalars(self, **more: Mapping[str, float]) -> dict[str, float]:
-        """{"mixture/az": 0.1, "reward/az": 0.3, ...}: what every logger, record and page calls these numbers.
-
-        more: further groups that a caller knows, such as passes={"az": 1.5}, which become "passes/az".
-        """
-        groups: dict[str, Mapping[str, float]] = {
+    def groups(self) -> dict[str, dict[str, float]]:
+        """{"mixture": {"az": 0.1, ...}, "reward": ...}: what every logger, record and page calls these numbers."""
+        return {
             "mixture": self.mixture,
             "reward": self.rewards,
             "train_loss": self.train_losses,
             "dev_loss": self.dev_losses,
             "dev_weight": self.weights,
             "noise": self.noise,
-            **more,
         }
+
+    def scalars(self, **more: Mapping[str, float]) -> dict[str, float]:
+        """The groups flat: {"mixture/az": 0.1, "reward/az": 0.3, ...}. What is behind the first '/' is the name.
+
+        more: further groups that a caller knows, such as passes={"az": 1.5}, which become "passes/az".
+        """
+        groups: dict[str, Mapping[str, float]] = {**self.groups(), **more}
         return {f"{group}/{name}": float(value) for group, values in groups.items() for name, value in values.items()}

@@ -12,6 +12,7 @@ import huggingface_trainer
 import pytest
 import torch
 from datasets import DatasetDict
+from odd_names import NAMES
 from ranks import leave
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader
@@ -194,6 +195,21 @@ def test_resuming_what_cannot_be_right_is_refused(tmp_path):
     plain.train()
     with pytest.raises(ValueError, match="^BalanceCallback: the checkpoint was written without a BalanceCallback, so"):
         trainer_of(tmp_path / "plain", settings=settings)[0].train(resume_from_checkpoint=True)
+
+
+def test_datasets_of_any_names_are_trained_logged_and_resumed(tmp_path):
+    names = NAMES[:3]
+    settings = {"save_strategy": "steps", "save_steps": 7, "report_to": ["tensorboard"]}
+    mixtures = []
+    for steps, resume in ((7, None), (14, True)):
+        data = dict(zip(names, train_sets().values(), strict=True))
+        trainer, callback = trainer_of(tmp_path, every=4, data=data, settings={**settings, "max_steps": steps})
+        trainer.train(resume_from_checkpoint=resume)
+        mixtures.append(callback.balancer.mixture.probabilities)
+    logged = [row for row in trainer.state.log_history if f"mixture/{names[0]}" in row]
+    assert [row["step"] for row in logged] == [4, 8, 12]
+    assert {name: logged[-1][f"mixture/{name}"] for name in names} == mixtures[-1]
+    assert mixtures[0].keys() == set(names)
 
 
 def test_what_an_update_found_is_in_the_log_beside_what_the_trainer_logs(tmp_path):

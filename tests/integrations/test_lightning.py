@@ -13,6 +13,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer, see
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from odd_names import NAMES
 from ranks import leave
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
@@ -315,6 +316,20 @@ def test_updates_are_logged(tmp_path):
         assert runner.callback_metrics[f"mixture/{name}"] == pytest.approx(last.mixture[name])
     assert rows[-1]["dev_loss/x"] == last.dev_losses["x"]
     assert sum(rows[-1][f"passes/{name}"] * size for name, size in SIZES.items()) == pytest.approx(6 * 4)
+
+
+def test_datasets_of_any_names_are_trained_and_logged(tmp_path):
+    names = NAMES[:3]
+    mixture = Mixture.proportional(dict(zip(names, SIZES.values(), strict=True)))
+    loader = mixed_loader(dict(zip(names, TRAIN.values(), strict=True)), mixture, 4, seed=5)
+    callback = BalanceCallback(mixture, {"../x": DEV["x"]}, 3, batch_size=4)
+    logger = CSVLogger(tmp_path)
+    trainer(tmp_path, callback, max_steps=7, logger=logger).fit(net(), loader)
+    rows = [row for row in logged(logger) if "dev_loss/../x" in row]
+    assert {name: rows[-1][f"mixture/{name}"] for name in names} == callback.balancer.history[-1].mixture
+    same = mixed_loader(dict(zip(names, TRAIN.values(), strict=True)), mixture, 4, seed=5)
+    same.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert same.passes == loader.passes
 
 
 def test_passes_do_not_count_what_is_read_ahead(tmp_path):

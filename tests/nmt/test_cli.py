@@ -4,7 +4,7 @@ import sys
 import pytest
 from conftest import ROOT, multidds
 
-from multidds.nmt.display import printable
+from multidds.nmt.names import printable
 
 RECIPE = ROOT / "recipes" / "tiny.toml"
 

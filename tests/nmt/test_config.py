@@ -48,6 +48,7 @@ def test_directions_are_read_off_the_pairs(tmp_path):
         ('["aze-eng", "eng-aze"]', "many-to-many"),
         ('["aze-eng"]', "many-to-one"),
         ('[{source = "pt-br", target = "eng"}]', "many-to-one"),
+        ('["../x y-中文"]', "many-to-one"),
     ):
         read = config(MINIMAL.replace('["aze-eng", "bel-eng"]', pairs), tmp_path=tmp_path)
         assert read.data.direction == direction
@@ -92,7 +93,12 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
         (['data.pairs=["a-b-c"]'], "where a code has a hyphen"),
         (['data.pairs=["aze-eng", "aze-eng"]'], "[data] the language pair 'aze-eng' is there twice"),
         (['data.pairs=["eng-eng"]'], "translates a language into itself"),
-        (['data.pairs=["../x-eng"]'], "string should match pattern"),
+        (['data.pairs=[{source="", target="eng"}]'], "source: string should have at least 1 character"),
+        (
+            ['data.pairs=["A-eng", "a-eng"]'],
+            "[data] 'A-eng' and 'a-eng' differ only in case, which not all file systems",
+        ),
+        (['data.pairs=["x-A", "y-a"]'], "[data] 'A' and 'a' differ only in case"),
         (["data.pairs=[]"], "[data] pairs: tuple should have at least 1 item"),
         (['train.max_steps="5"'], "[train] max_steps: input should be a valid integer"),
         (["train.max_steps=true"], "[train] max_steps: input should be a valid integer"),

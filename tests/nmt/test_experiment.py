@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT, multidds
 from hypothesis import example, given
 from hypothesis import strategies as st
+from made_runs import some_record
 from rich.console import Console
 
 from multidds.nmt.config import load_config
@@ -424,8 +425,7 @@ def test_a_watch_reads_only_what_is_new_and_starts_over_when_records_are_cut_bac
     assert not watch.read()
     run.folder.mkdir(parents=True)
     path = run.folder / "records.jsonl"
-    step = {"kind": "step", "step": 3, "loss": 5.0, "tokens_per_second": 99.0}
-    validation = {"kind": "validation", "step": 6, "mean": 4.0, "epoch": 1, "finished": ""}
+    step, validation = some_record("step", 3, tokens_per_second=99.0), some_record("validation", 6)
     path.write_text(json.dumps(step) + "\n" + json.dumps(validation)[:20])
     assert watch.read()
     assert (watch.step, watch.loss, watch.speed, watch.dev_loss) == (3, 5.0, 99.0, None)
@@ -461,7 +461,7 @@ def test_lines_tell_now_and_then_how_far_a_run_is(tmp_path, capsys):
     job = Job(planned(tmp_path, 2)[0])
     job.run.folder.mkdir(parents=True)
     job.state = "training"
-    step = {"kind": "step", "step": 20, "loss": 5.0, "tokens_per_second": 1234.0}
+    step = some_record("step", 20, tokens_per_second=1234.0)
     (job.run.folder / "records.jsonl").write_text(json.dumps(step) + "\n")
     Lines(every=3600).tick([job])
     assert capsys.readouterr().out == ""

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, multidds
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import make_run
+from made_runs import make_run, some_record
 from test_docs import blocks, surroundings
 from torch.utils.data import DataLoader
 from toy_runs import Silent, small_config
@@ -179,7 +179,7 @@ def test_final_and_at_are_the_mixtures_on_record(tmp_path):
 def test_the_average_counts_each_mixture_by_its_steps(tmp_path):
     run = make_run(tmp_path / "run", NAMES, method="multidds-s", updates=3, scored=False)
     with (run / "records.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "step", "step": 37, "loss": 1.0}) + "\n")
+        file.write(json.dumps(some_record("step", 37)) + "\n")
         file.write('{"kind": "update", "step": 40, "mix')  # still being written
     average = average_mixture(run)
     drawn_with = [mixture_at(run, step - 1) for step in range(1, 38)]  # step 1 is drawn with the mixture after 0 steps
@@ -230,8 +230,8 @@ def test_the_code_of_the_page_gives_the_same_and_replays_it(tmp_path):
     out, way_in = blocks(ROOT / "docs" / "elsewhere.md", "python")
     exec(out, names)
     run = make_run(tmp_path / "run", tuple(names["sizes"]), updates=0, scored=False)
-    records = [{"kind": "update" if step else "start", "step": step, "mixture": p} for step, p in names["history"]]
-    records.append({"kind": "step", "step": 25})
+    records = [some_record("update" if step else "start", step, mixture=p) for step, p in names["history"]]
+    records.append(some_record("step", 25))
     (run / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     average = average_mixture(run)
     assert [step for step, _ in names["history"]] == [0, 10, 20]

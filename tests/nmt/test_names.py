@@ -81,8 +81,8 @@ def test_a_report_of_odd_names_shows_them_as_text(tmp_path):
     pairs = [f"{name}-eng" for name in NAMES[:10]]
     make_run(tmp_path / "a", pairs, "</title>\x1b]0;")
     make_run(tmp_path / "b", pairs, "</title>\x1b]0;", method="multidds-s")
-    make_run(tmp_path / "c", pairs[:2], "a b", method="multidds-s")
-    make_run(tmp_path / "d", pairs[:2], "a/b", method="multidds-s")  # another setting, with files of its own
+    for folder, setting in (("c", "a b"), ("d", "a/b")):  # each with files of its own
+        make_run(tmp_path / folder, pairs[:1], setting, updates=1, scored=False)
     page = report([tmp_path], tmp_path / "out").page.read_text(encoding="utf-8")
     assert "<script>alert" not in page
     assert page.count("</title>") == 1

@@ -187,10 +187,10 @@ def test_statistics_are_those_of_the_records(runs, made):
 def test_variances_of_the_rewards_are_recomputed(runs):
     run = one_setting([runs / "m2o-related" / "multidds-s-1"]).runs[0]
     within, over = variances(run, "multidds")
-    first = list(run.updates[0]["multidds"].values())
+    first = list(run.updates[0].alignment.rewards["multidds"].values())
     mean = sum(first) / 8
     assert within[0] == (10, pytest.approx(sum((value - mean) ** 2 for value in first) / 7))
-    windows = [[record["multidds"][name] for record in run.updates[:10]] for name in RELATED]
+    windows = [[record.alignment.rewards["multidds"][name] for record in run.updates[:10]] for name in RELATED]
     of_each = [sum((value - sum(window) / 10) ** 2 for value in window) / 9 for window in windows]
     assert over[0] == (100, pytest.approx(sum(of_each) / 8))
     assert len(within) == 12
@@ -311,8 +311,7 @@ def test_a_run_without_an_alignment_table_shows_the_reward_it_used(tmp_path):
     folder = make_run(tmp_path / "a", RELATED, method="multidds-s")
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     for record in records:
-        for key in ("multidds", "multidds-s", "cosines", "train_norms", "dev_norms"):
-            record.pop(key, None)
+        record.pop("alignment", None)
     (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     drawn = {figure.key.split(".")[0]: figure for figure in figures_of(one_setting([folder]))}
     assert drawn["rewards"].canvas is not None

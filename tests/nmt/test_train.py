@@ -22,8 +22,9 @@ from multidds.nmt.device import compiler_errors
 from multidds.nmt.errors import UserError
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.prior import prior_of
+from multidds.nmt.progress import CLOCKS
 from multidds.nmt.schedule import planned_sentences
-from multidds.nmt.train import CLOCKS, Run, train
+from multidds.nmt.train import Run, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
 
@@ -116,17 +117,19 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
     assert found[0]["mixture"] == prior_of(config, *sizes_of(config)).probabilities
     for record in found:
         if record["kind"] == "update":
-            assert set(record["mixture"]) == {"mirror-base", "shift-base"} == set(record["multidds-s"])
-            assert len(record["cosines"]) == len(record["cosines"][0]) == 2
+            assert set(record["mixture"]) == {"mirror-base", "shift-base"} == set(record["reward"])
+            aligned = record["alignment"]
+            assert aligned["rewards"].keys() == {"multidds", "multidds-s"}
+            assert len(aligned["cosines"]) == len(aligned["cosines"][0]) == 2
             assert set(record["passes"]) == set(config.data.names)
             assert record["skipped"] is None
             if method == "constant":
                 assert set(record["reward"].values()) == {1.0}
         if record["kind"] == "validation":
             assert record["finished"] == "12 steps"
-            mean = sum(record["dev_losses"].values()) / 2
+            mean = sum(record["dev_loss"].values()) / 2
             assert record["mean"] == pytest.approx(mean)
-            assert record["perplexities"]["mirror-base"] == pytest.approx(math.exp(record["dev_losses"]["mirror-base"]))
+            assert record["perplexity"]["mirror-base"] == pytest.approx(math.exp(record["dev_loss"]["mirror-base"]))
     assert (tmp_path / "run" / "best.safetensors").exists()
     assert list((tmp_path / "run" / "tensorboard").iterdir())
 
@@ -172,7 +175,7 @@ def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):
     switched = validations[1]["step"]
     for record in found:
         if record["kind"] == "update":
-            regular = len(set(record["weights"].values())) == 1
+            regular = len(set(record["dev_weight"].values())) == 1
             assert regular == (record["step"] <= switched)
 
 

@@ -64,7 +64,7 @@ def test_one_pass_measures_what_a_sentence_at_a_time_does(corpus, monkeypatch, c
     for name, sentences in dev.items():
         with torch.no_grad():
             loss, accuracy, expected, soft = naive(model, sentences)
-        assert found.dev_losses[name] == pytest.approx(loss, rel=1e-5)
+        assert found.dev_loss[name] == pytest.approx(loss, rel=1e-5)
         assert found.accuracy[name] == pytest.approx(accuracy)
         assert found.expected_accuracy[name] == pytest.approx(expected, rel=1e-5)
         assert found.soft_bleu[name] == pytest.approx(soft, rel=1e-5)
@@ -170,12 +170,12 @@ def test_a_validation_records_all_measures_per_pair_and_their_means(corpus, monk
     train(config, tmp_path / "run", show)
     found = validations(tmp_path / "run")
     assert [record["step"] for record in found] == [5, 10, 12]  # and at the end
-    kinds = ("dev_losses", "accuracy", "expected_accuracy", "soft_bleu")
+    kinds = ("dev_loss", "accuracy", "expected_accuracy", "soft_bleu")
     for record in found:
         for kind in kinds:
             assert set(record[kind]) == set(config.data.names)
             assert record["means"][kind] == pytest.approx(sum(record[kind].values()) / 2)
-        assert record["mean"] == record["means"]["dev_losses"]
+        assert record["mean"] == record["means"]["dev_loss"]
         assert 0 < record["soft_bleu"]["shift-base"] < record["expected_accuracy"]["shift-base"] < 1
     assert [line for line in show.lines if "dev loss" in line][-1].endswith("(best)")
 

@@ -33,6 +33,7 @@ def make_run(
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     records = [{"kind": "start", "step": 0, "mixture": dict(shares)}]
     learned = mixture.get("method", "static") != "static"
+    lowest = math.inf
     clock = {"data": 0.0, "steps": 0.0, "updates": 0.0, "validation": 0.0, "saving": 0.0, "rest": 0.0}
     for i in range(1, updates + 1):
         step = 10 * i
@@ -50,26 +51,37 @@ def make_run(
             rewards = {reward: {name: rng.gauss(0.2, 0.05) for name in names} for reward in ("multidds", "multidds-s")}
             records.append({
                 "kind": "update", "step": step, "mixture": dict(shares), "reward": rewards["multidds-s"],
-                "weights": dict.fromkeys(names, 1 / len(names)), "dev_losses": dict.fromkeys(names, 5 / i),
-                "train_losses": dict.fromkeys(names, 5 / i), "passes": dict.fromkeys(names, step / 10),
-                "skipped": None, "notes": [], "seconds": 0.2, **rewards,
-                "cosines": [[rng.uniform(-0.2, 0.6) for _ in names] for _ in names],
-                "train_norms": [1.0] * len(names), "dev_norms": [1.0] * len(names),
+                "dev_weight": dict.fromkeys(names, 1 / len(names)), "dev_loss": dict.fromkeys(names, 5 / i),
+                "train_loss": dict.fromkeys(names, 5 / i), "passes": dict.fromkeys(names, step / 10),
+                "skipped": None, "notes": [], "seconds": 0.2,
+                "alignment": {"rewards": rewards, "cosines": [[rng.uniform(-0.2, 0.6) for _ in names] for _ in names],
+                              "train_norms": [1.0] * len(names), "dev_norms": [1.0] * len(names)},
             })  # fmt: skip
         if i % 3 == 0:
             clock["validation"] += 0.5
             losses = {name: 5 / i + 0.1 * j + rng.random() / 10 for j, name in enumerate(names)}
+            measured = {"dev_loss": losses, **measures(losses)}
+            means = {kind: sum(values.values()) / len(values) for kind, values in measured.items()}
             records.append({
-                "kind": "validation", "step": step, "epoch": i // 3, "dev_losses": losses,
-                "perplexities": {name: math.exp(loss) for name, loss in losses.items()},
-                "mean": sum(losses.values()) / len(losses), "passes": {name: step * shares[name] for name in names},
+                "kind": "validation", "step": step, "epoch": i // 3, **measured,
+                "perplexity": {name: math.exp(loss) for name, loss in losses.items()},
+                "mean": means["dev_loss"], "means": means, "best": means["dev_loss"] < lowest,
+                "bleu": None, "signature": None,
+                "passes": {name: step * shares[name] for name in names},
                 "mixture": dict(shares), "sentences": 30 * step, "tokens": 900 * step,
                 "finished": finished if i == updates else "", "seconds": 0.5, "clock": dict(clock),
             })  # fmt: skip
+            lowest = min(lowest, means["dev_loss"])
     (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if scored:
         score(folder, names, setting, rng, quality)
     return folder
+
+
+def measures(losses):
+    """What else a validation records, made up from the losses."""
+    right = {name: math.exp(-loss) for name, loss in losses.items()}
+    return {"accuracy": right, "expected_accuracy": right, "soft_bleu": {name: p * p for name, p in right.items()}}
 
 
 def score(folder, names, setting, rng, quality):
@@ -109,3 +121,17 @@ def score(folder, names, setting, rng, quality):
 def pair(name):
     source, _, target = name.partition("-")
     return {"source": source, "target": target}
+
+
+def some_record(kind, step, **facts):
+    """A whole record in which only what a test is about has meaning."""
+    rest = {
+        "start": {"mixture": {}},
+        "step": {"loss": 5.0, "lr": 1e-3, "tokens": 0, "tokens_per_second": 0.0},
+        "update": {"mixture": {}, "reward": {}, "train_loss": {}, "dev_loss": {}, "dev_weight": {}, "passes": {},
+                   "skipped": None, "notes": [], "seconds": 0.0},
+        "validation": {"epoch": 1, "dev_loss": {}, "perplexity": {}, "accuracy": {}, "expected_accuracy": {},
+                       "soft_bleu": {}, "mean": 4.0, "means": {}, "best": True, "passes": {}, "mixture": {},
+                       "sentences": 0, "tokens": 0, "finished": "", "seconds": 0.0, "clock": {}},
+    }[kind]  # fmt: skip
+    return {"kind": kind, "step": step, **rest, **facts}

@@ -57,7 +57,8 @@ def describe(config: Config, console: Console) -> None:
 
 
 def _gigabytes(config: Config, parameters: int, prepared: Prepared) -> float:
-    """Parameters, gradients, Adam's two moments and the vector of an update; activations of one batch; logits."""
+    """Parameters, gradients, Adam's two moments, the vector of an update, an average; activations; logits."""
     layers = config.model.encoder_layers + 1.5 * config.model.decoder_layers
     per_token = layers * (12 * config.model.width + 3 * config.model.inner) + 3 * len(prepared.vocabulary["target"])
-    return (parameters * 5 + config.train.batch_tokens * per_token) * 4 / 1e9
+    copies = 5 + bool(config.train.average)
+    return (parameters * copies + config.train.batch_tokens * per_token) * 4 / 1e9

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .config import read_run, suggestion
 from .errors import UserError
+from .records import FILE, Started, Updated, read_records
 
 History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), by rising step: what `Replay` takes
 
@@ -18,24 +19,11 @@ History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), b
 def read_history(run: Path) -> tuple[History, int]:
     """Every mixture of a run, from the one that it started with, and how many steps are on record."""
     read_run(run)  # says so where it is not a run
-    path = run / "records.jsonl"
-    history: History = []
-    steps = 0
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise UserError(f"{run}: is not a run (there is no records.jsonl).") from None
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is still being written
-        try:
-            record = json.loads(line)
-            steps = max(steps, int(record["step"]))
-            if record["kind"] in ("start", "update"):
-                history.append((int(record["step"]), {str(name): float(p) for name, p in record["mixture"].items()}))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}:{number}: is not a record.") from None
+    records = read_records(run)
+    history = [(record.step, record.mixture) for record in records if isinstance(record, Started | Updated)]
     if not history:
-        raise UserError(f"{path}: has no mixture yet; is the run starting?")
-    return history, steps
+        raise UserError(f"{run / FILE}: has no mixture yet; is the run starting?")
+    return history, max(record.step for record in records)
 
 
 def mixture_at(run: Path, step: int) -> dict[str, float]:

@@ -1,12 +1,9 @@
-"""The folder of a run: whether it may be used, its config.json, its records and TensorBoard."""
+"""The folder of a run: whether it may be used, and its config.json."""
 
-import contextlib
 import json
-import os
 import platform
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,9 +11,10 @@ from .config import VOCABULARY, Config, forbidden_changes, read_run
 from .errors import UserError
 from .files import PARTIAL, whole_folder, write_whole
 from .prepare import Prepared
+from .records import FILE
 
 # What a run that was killed before its config.json was whole may have left.
-_EARLY = {"records.jsonl", "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}
+_EARLY = {FILE, "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}
 
 
 def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
@@ -49,52 +47,3 @@ def write_run_config(config: Config, folder: Path, prepared: Prepared) -> None:
             for path in [prepared.folder / "vocabulary.json", *prepared.folder.glob("*.spm.model")]:
                 shutil.copy(path, copy)
     write_whole(folder / "config.json", json.dumps(facts, indent=1) + "\n")
-
-
-class Records:
-    """records.jsonl and TensorBoard. A resumed run cuts both back to its checkpoint."""
-
-    def __init__(self, folder: Path, offset: int, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        path = folder / "records.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        # A line at a time: 'multidds experiment' reads along.
-        self._file = path.open("r+", buffering=1, encoding="utf-8", newline="\n")
-        self._lock(folder)
-        self._file.truncate(min(offset, path.stat().st_size))
-        self._file.seek(0, 2)
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-
-    def _lock(self, folder: Path) -> None:
-        """One writer: a second process is refused. The lock ends with the process, however it ends."""
-        with contextlib.suppress(ImportError):  # not on Windows
-            import fcntl
-
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._file.close()
-                raise UserError(f"{folder}: is being trained by another process.") from None
-            except OSError:
-                pass  # a file system without locks
-
-    def write(self, kind: str, step: int, facts: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **facts}, ensure_ascii=False) + "\n")
-        for key, value in facts.items():
-            if isinstance(value, (int, float)):
-                self._board.add_scalar(f"{kind}/{key}", value, step)
-            elif isinstance(value, dict):
-                for name, number in value.items():
-                    if isinstance(number, (int, float)):
-                        self._board.add_scalar(f"{key}/{name}", number, step)
-
-    def flushed(self) -> int:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-        self._board.close()

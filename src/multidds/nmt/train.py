@@ -1,84 +1,42 @@
-"""The training loop, read top to bottom; saving, stopping and resuming.
+"""The training loop, read top to bottom; saving and resuming.
 
 A run is one folder: config.json, records.jsonl, checkpoints/, best.safetensors, tensorboard/. One process writes it.
 """
 
 import contextlib
 import math
-import signal
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multidds import Balancer, Scorer, Update, rewards
-from multidds.randomness import random_states, set_random_states
+from multidds import Update
+from multidds.randomness import random_states, seed_all, set_random_states
 from multidds.replicas import ranks
 
 from . import checkpoints
 from .allocator import keep_freed_memory
 from .averaging import AveragedWeights
-from .batches import Batch, Sentences, Stream, probe_batches
+from .balancing import make_balancer, record_of
+from .batches import Batch, Sentences, Stream
 from .config import Config, read_run
 from .device import compiler_errors, device_of
 from .errors import UserError
 from .model import make_model
 from .prepare import Prepared
-from .prior import constant_rewards, prior_of
-from .run_folder import Records, check_run_folder, write_run_config
+from .prior import prior_of
+from .progress import Display, Progress, stop_signals
+from .records import AnyRecord, Records, Started, Stepped, Validated
+from .run_folder import check_run_folder, write_run_config
 from .schedule import learning_rate, planned_steps, within_budget
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
-
-class Display(Protocol):
-    """What the loop tells about itself; the command line decides how it looks."""
-
-    def progress(self, fraction: float, facts: dict[str, Any]) -> None: ...
-
-    def line(self, text: str) -> None: ...
-
-    def log(self, text: str) -> None:
-        """A routine line, which a display with a bar may leave out."""
-
-
-# The tensors of a checkpoint: "average" are the balancer's moving averages of gradients, "averaged" the weights.
+# The tensors of a checkpoint: "averaged" are the averaged weights, "balancer" its moving averages of gradients.
 _KINDS = ("model", "averaged", "optimizer", "random", "balancer")
-# Where the time of a run goes. "rest" is logging, the display and whatever else the loop does between the others.
-CLOCKS = ("data", "steps", "updates", "validation", "saving", "rest")
-
-
-@dataclass
-class Progress:
-    """Where a run is. Everything in it is saved."""
-
-    step: int = 0
-    epoch: int = 0  # finished ones; an epoch is as many sentence pairs as there are training pairs
-    sentences: int = 0
-    tokens: int = 0  # target tokens
-    best: float | None = None  # what [train] select compares, of the best model
-    best_step: int = 0
-    waited: int = 0  # validations since the best
-    validated: int = -1  # the step of the last validation
-    finished: str = ""  # why, if it is
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.seconds = dict.fromkeys(CLOCKS, 0.0) | self.seconds  # a checkpoint of an older version has fewer
-        self._since: float = time.perf_counter()
-
-    def lap(self, clock: str) -> float:
-        """Count the time since the last lap under a clock: together they are all the time of the loop."""
-        now = time.perf_counter()
-        spent = now - self._since
-        self._since = now
-        self.seconds[clock] += spent
-        return spent
 
 
 def train(config: Config, folder: Path, show: Display) -> Progress:
@@ -136,18 +94,11 @@ class Run:
         self.config = config = within_budget(config, planned_steps(config, self.data), resumed)
         self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
         self.total = sum(len(sentences) for sentences in self.data.values())
-        torch.manual_seed(config.train.seed)
+        seed_all(config.train.seed, [self.device])
         self.model = make_model(config, prepared.vocabulary).to(self.device)
         if config.train.compile:
             self.model.compile_layers()
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(),
-            lr=config.train.lr,
-            betas=(config.train.beta1, config.train.beta2),
-            eps=config.train.eps,
-            weight_decay=config.train.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),
-        )
+        self.optimizer = self._optimizer()
         self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
         self.stream = Stream(
             self.data,
@@ -161,7 +112,9 @@ class Run:
             world_size=self.world_size,
         )
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
-        self.balancer = self._balancer()
+        self.balancer = make_balancer(
+            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0)
+        )
         self.wrapped: nn.Module = DistributedDataParallel(self.model) if self.world_size > 1 else self.model
         self.progress = Progress()
         self._unchecked: list[tuple[Tensor, list[Batch], int]] = []  # loss, batches, target tokens of recent steps
@@ -173,7 +126,18 @@ class Run:
         if self.rank == 0:
             write_run_config(config, folder, prepared)
         if found is None:
-            self._record("start", {"mixture": self.mixture.probabilities})
+            self._record(Started(step=0, mixture=self.mixture.probabilities))
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        settings = self.config.train
+        return torch.optim.Adam(
+            self.model.parameters(),
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -227,7 +191,7 @@ class Run:
             speed = (at.tokens - before_tokens) / max(seconds - before_seconds, 1e-9)
             self._logged = (at.tokens, seconds)
             lr = self.optimizer.param_groups[0]["lr"]
-            self._record("step", {"loss": loss, "lr": lr, "tokens": at.tokens, "tokens_per_second": speed})
+            self._record(Stepped(step=at.step, loss=loss, lr=lr, tokens=at.tokens, tokens_per_second=speed))
             show.progress(fraction, {"tokens/s": speed})
             show.log(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
 
@@ -248,42 +212,9 @@ class Run:
 
     # ------------------------------------------------------------------------------------------ the mixture
 
-    def _balancer(self) -> Balancer | None:
-        settings, seed = self.config.mixture, self.config.train.seed
-        if settings.method == "static":
-            return None
-
-        def loss(model: nn.Module, parts: list[Batch]) -> Tensor:
-            total = sum((self._summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
-            return total / sum(part.tokens for part in parts)
-
-        optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-        scorer = settings.scorer
-        try:
-            return Balancer(
-                self.mixture,
-                self.model,
-                loss,
-                train={name: probe_batches(data, settings.probe_tokens) for name, data in self.data.items()},
-                dev={name: probe_batches(data, settings.probe_tokens) for name, data in self.dev.items()},
-                every=settings.every,
-                reward=constant_rewards if settings.method == "constant" else settings.method,
-                priority=self._priority(epoch=0),
-                scorer=Scorer(
-                    lr=scorer.lr,
-                    optimizer=optimizers[scorer.optimizer],
-                    inner_steps=scorer.inner_steps,
-                    rule=scorer.rule,
-                    floor=scorer.floor,
-                ),
-                batches=settings.probe_batches,
-                step_ahead=settings.step_ahead or None,
-                sketch=settings.sketch or None,
-                decay=settings.decay,
-                seed=seed,
-            )
-        except ValueError as error:
-            raise UserError(f"[mixture] {error}") from None
+    def _probe_loss(self, model: nn.Module, parts: list[Batch]) -> Tensor:
+        total = sum((self._summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
+        return total / sum(part.tokens for part in parts)
 
     def _priority(self, epoch: int) -> str | dict[str, float]:
         return "regular" if epoch < self.config.mixture.switch_epoch else self.config.mixture.priority
@@ -294,24 +225,7 @@ class Run:
         return self.balancer.steps_until_update
 
     def record_update(self, update: Update, show: Display) -> None:
-        facts: dict[str, Any] = {
-            "mixture": update.mixture,
-            "reward": update.rewards,
-            "weights": update.weights,
-            "dev_losses": update.dev_losses,
-            "train_losses": update.train_losses,
-            "passes": self.stream.passes,
-            "skipped": update.skipped,
-            "notes": list(update.notes),
-            "seconds": update.seconds,
-        }
-        if (table := update.alignment) is not None:
-            weights = torch.tensor([update.weights[name] for name in table.dev_names], dtype=torch.float64)
-            facts["multidds"] = dict(zip(table.train_names, rewards.multidds(table, weights).tolist(), strict=True))
-            facts["multidds-s"] = dict(zip(table.train_names, rewards.multidds_s(table, weights).tolist(), strict=True))
-            facts["cosines"] = [[round(c, 5) for c in row] for row in table.cosines().tolist()]  # [dev, train]
-            facts["train_norms"], facts["dev_norms"] = table.train_norms.tolist(), table.dev_norms.tolist()
-        self._record("update", facts)
+        self._record(record_of(update, self.progress.step, self.stream.passes))
         show.progress(self.fraction(), {"mixture": update.mixture})
         if update.skipped:
             show.line(f"step {update.step}: the mixture did not move: {update.skipped}")
@@ -341,24 +255,24 @@ class Run:
             if better:
                 at.best, at.best_step = value, at.step
                 self._write_best()
-        losses = measured.dev_losses
+        losses = measured.dev_loss
         if self.balancer is not None:
             if all(math.isfinite(loss) for loss in losses.values()):
                 self.balancer.dev_losses = losses
             self.balancer.priority = self._priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
         seconds = at.lap("validation")
-        perplexities = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
+        perplexity = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
         means = measured.means()
-        facts = {"epoch": at.epoch, **asdict(measured), **translated, "perplexities": perplexities,
-                 "mean": means["dev_losses"], "means": means, "best": better,
-                 "passes": self.stream.passes, "mixture": self.mixture.probabilities, "sentences": at.sentences,
-                 "tokens": at.tokens, "finished": at.finished, "seconds": seconds,
-                 "clock": dict(at.seconds)}  # fmt: skip
-        self._record("validation", facts)
+        self._record(Validated(
+            step=at.step, epoch=at.epoch, **asdict(measured), **translated, perplexity=perplexity,
+            mean=means["dev_loss"], means=means, best=better, passes=self.stream.passes,
+            mixture=self.mixture.probabilities, sentences=at.sentences, tokens=at.tokens, finished=at.finished,
+            seconds=seconds, clock=dict(at.seconds),
+        ))  # fmt: skip
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
-        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_losses']:.4f}{shown}{mark}")
+        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_loss']:.4f}{shown}{mark}")
 
     def _measured(self) -> Measured:
         self.model.eval()
@@ -460,42 +374,10 @@ class Run:
             best = {"step": self.progress.step, "select": self.config.train.select, "value": self.progress.best}
             checkpoints.write(self.folder / "best.safetensors", tensors, best)
 
-    def _record(self, kind: str, facts: dict[str, Any]) -> None:
+    def _record(self, record: AnyRecord) -> None:
         if self.records is not None:
-            self.records.write(kind, self.progress.step, facts)
+            self.records.write(record)
 
     def close(self) -> None:
         if self.records is not None:
             self.records.close()
-
-
-# ---------------------------------------------------------------------------------------------- stopping
-
-
-@dataclass
-class Stop:
-    asked: bool = False
-
-
-@contextlib.contextmanager
-def stop_signals(show: Display) -> Iterator[Stop]:
-    """Ctrl-C or SIGTERM asks the loop to stop after the step; a second one stops at once."""
-    stop = Stop()
-
-    def ask(number: int, frame: Any) -> None:
-        if stop.asked:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            raise KeyboardInterrupt
-        stop.asked = True
-        show.line("stopping after this step; once more stops at once, without saving")
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: signals are somebody else's
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

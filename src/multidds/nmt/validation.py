@@ -26,7 +26,7 @@ MEASURES = {  # [train] select -> what its value is called
 class Measured:
     """Of one model, each as {language pair: value} over all target tokens of its dev set, </s> included."""
 
-    dev_losses: dict[str, float]  # natural logarithm, without label smoothing
+    dev_loss: dict[str, float]  # natural logarithm, without label smoothing
     accuracy: dict[str, float]  # share of the tokens that are the model's first choice
     expected_accuracy: dict[str, float]  # mean probability of the correct token
     soft_bleu: dict[str, float]
@@ -36,7 +36,7 @@ class Measured:
 
     def value(self, select: str) -> float:
         """What models are compared by; "translation" has its own."""
-        kind = {"accuracy": "expected_accuracy", "soft-bleu": "soft_bleu"}.get(select, "dev_losses")
+        kind = {"accuracy": "expected_accuracy", "soft-bleu": "soft_bleu"}.get(select, "dev_loss")
         return self.means()[kind]
 
 
@@ -68,7 +68,7 @@ def measure(model: Transformer, dev: Mapping[str, Sentences], batch_tokens: int,
             sums[1:] += torch.stack(ngram_sums(log_p, batch.target_rows.positions))
         counts = ngram_counts(sentences.target_lengths)
         correct, *products = sums.tolist()
-        found.dev_losses[name] = loss.item() / counts[0]
+        found.dev_loss[name] = loss.item() / counts[0]
         found.accuracy[name] = correct / counts[0]
         found.expected_accuracy[name] = products[0] / counts[0]
         found.soft_bleu[name] = soft_bleu(products, counts)

@@ -4,10 +4,11 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ..config import HARMLESS, changed_keys, forbidden_changes, read_run
 from ..errors import UserError
+from ..records import AnyRecord, Follower, Stepped, Validated
 from .plan import Planned, Stage
 
 
@@ -16,12 +17,12 @@ class Watch:
 
     def __init__(self, run: Planned) -> None:
         self._run = run
+        self._records = Follower(run.folder)
         self._scored = 0  # when scores.json was written, in ns
         self.bleu: float | None = None
         self._forget()
 
     def _forget(self) -> None:
-        self._offset = 0
         self.step = 0
         self.loss: float | None = None
         self.speed: float | None = None
@@ -33,31 +34,23 @@ class Watch:
     def read(self) -> bool:
         """Whether there was something new in the records."""
         self._read_scores()
-        try:
-            with (self._run.folder / "records.jsonl").open("rb") as file:
-                if file.seek(0, 2) < self._offset:  # a run that goes on cuts its records back to its checkpoint
-                    self._forget()
-                file.seek(self._offset)
-                new = file.read()
-        except OSError:
-            return False
-        new = new[: new.rfind(b"\n") + 1]
-        self._offset += len(new)
-        for line in new.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # not ours, or cut in two
-                self._take(json.loads(line))
+        again, new = self._records.read()
+        if again:
+            self._forget()
+        for record in new:
+            self._take(record)
         return bool(new)
 
-    def _take(self, record: dict[str, Any]) -> None:
-        self.step = int(record["step"])
-        if record["kind"] == "step":
-            self.loss, self.speed = record["loss"], record["tokens_per_second"]
-        elif record["kind"] == "validation":
-            self.dev_loss = float(record["mean"])
+    def _take(self, record: AnyRecord) -> None:
+        self.step = record.step
+        self.finished = ""  # a run that has been made longer goes on behind the record that said it was finished
+        if isinstance(record, Stepped):
+            self.loss, self.speed = record.loss, record.tokens_per_second
+        elif isinstance(record, Validated):
+            self.dev_loss = record.mean
             self.best = self.dev_loss if self.best is None else min(self.best, self.dev_loss)
-            self._validated = (self.step, record["epoch"])
-        # A run that has been made longer goes on behind the record that said it was finished.
-        self.finished = record.get("finished", "")
+            self._validated = (self.step, record.epoch)
+            self.finished = record.finished
 
     def _read_scores(self) -> None:
         path = self._run.folder / "scores.json"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ..errors import UserError
+from ..records import FILE
 from .plan import Stage
 from .progress import Job, State, to_do
 
@@ -128,7 +129,7 @@ class Runner:
         with contextlib.suppress(ImportError, OSError):  # not on Windows; no records yet
             import fcntl
 
-            with (task.jobs[0].run.folder / "records.jsonl").open("rb") as file:
+            with (task.jobs[0].run.folder / FILE).open("rb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:

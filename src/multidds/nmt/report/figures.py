@@ -39,7 +39,8 @@ def figures_of(setting: Setting) -> Iterator[Figure]:
     yield from (usage(setting, run) for run in shown[:4])
     yield usage_of_both(setting)
     yield passes_over_datasets(setting)
-    yield mean_dev_loss(setting)
+    yield mean_measure(setting, "dev_loss", "dev loss", "Per token, without label smoothing")
+    yield mean_measure(setting, "expected_accuracy", "expected accuracy", "Mean probability of the correct token")
     for run in [main, *_first(setting, setting.best_baseline)] if main else _first(setting, setting.labels[0]):
         yield dev_losses(setting, run)
     for run in shown[:2]:
@@ -91,20 +92,20 @@ def usage_of_both(setting: Setting) -> Figure:
 def rewards(setting: Setting, run: Run) -> Figure:
     key = f"rewards.{setting.name}.{_slug(run.label)}"
     title = f"{setting.name}: rewards by step, {run.label}"
-    kept = [record for record in run.updates if "multidds" in record]
+    kept = run.alignments
     if not kept:
         if not run.updates:
             return Figure(key, title, "No update of the mixture has been recorded yet.", None)
-        steps = [record["step"] for record in run.updates]
-        series = {name: [record["reward"][name] for record in run.updates] for name in run.names}
+        steps = [record.step for record in run.updates]
+        series = {name: [record.reward[name] for record in run.updates] for name in run.names}
         caption = "The reward that this run used; the other one needs the alignment table ([mixture] sketch)."
         return Figure(key, title, caption, over_steps(steps, series, "reward"))
-    steps = [record["step"] for record in kept]
+    steps = [step for step, _ in kept]
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots(2, 1, sharex=True)
         for panel, reward in zip(axes, REWARDS, strict=True):
-            series = {name: [record[reward][name] for record in kept] for name in run.names}
+            series = {name: [table.rewards[reward][name] for _, table in kept] for name in run.names}
             image = draw_series(panel, steps, series)
             panel.set_title(f"{REWARDS[reward]} reward")
             panel.set_ylabel("reward" if image is None else "language pair")
@@ -146,18 +147,18 @@ def reward_variance(setting: Setting, run: Run) -> Figure:
 
 def variances(run: Run, reward: str) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """(step, variance over datasets) and (step, mean over datasets of the variance over a window of updates)."""
-    kept = [record for record in run.updates if reward in record]
-    within = [(record["step"], statistics.variance(record[reward].values())) for record in kept if len(run.names) > 1]
+    kept = [(step, table.rewards[reward]) for step, table in run.alignments]
+    within = [(step, statistics.variance(found.values())) for step, found in kept if len(run.names) > 1]
     over = []
     for end in range(WINDOW, len(kept) + 1):
         window = kept[end - WINDOW : end]
-        of_each = [statistics.variance(record[reward][name] for record in window) for name in run.names]
-        over.append((window[-1]["step"], statistics.fmean(of_each)))
+        of_each = [statistics.variance(found[name] for _, found in window) for name in run.names]
+        over.append((window[-1][0], statistics.fmean(of_each)))
     return within, over
 
 
-def mean_dev_loss(setting: Setting) -> Figure:
-    key, title = f"dev-loss.{setting.name}", f"{setting.name}: mean dev loss"
+def mean_measure(setting: Setting, measure: str, called: str, caption: str) -> Figure:
+    key, title = f"{measure.replace('_', '-')}.{setting.name}", f"{setting.name}: mean {called}"
     runs = [run for label in setting.labels for run in setting.of(label)[:1] if run.validations]
     if not runs:
         return Figure(key, title, "No run has been validated yet.", None)
@@ -165,17 +166,15 @@ def mean_dev_loss(setting: Setting) -> Figure:
     def draw(canvas: Canvas) -> None:
         panel = canvas.subplots()
         for i, run in enumerate(runs):
-            points = thinned([(record["step"], record["mean"]) for record in run.validations])
-            steps, losses = zip(*points, strict=True)
+            points = thinned([(record.step, record.means[measure]) for record in run.validations])
+            steps, values = zip(*points, strict=True)
             mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
-            panel.plot(steps, losses, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))
+            panel.plot(steps, values, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))
         panel.set_xlabel("step")
-        panel.set_ylabel("mean dev loss")
+        panel.set_ylabel(f"mean {called}")
         legend(canvas, panel, 2)
 
-    return Figure(
-        key, title, "Per token, without label smoothing, averaged over the dev sets; first seeds.", drawn(draw)
-    )
+    return Figure(key, title, f"{caption}, averaged over the dev sets; first seeds.", drawn(draw))
 
 
 def dev_losses(setting: Setting, run: Run) -> Figure:
@@ -185,8 +184,8 @@ def dev_losses(setting: Setting, run: Run) -> Figure:
     )
     if not run.validations:
         return Figure(key, title, "The run has not been validated yet.", None)
-    steps = [record["step"] for record in run.validations]
-    series = {name: [record["dev_losses"][name] for record in run.validations] for name in run.names}
+    steps = [record.step for record in run.validations]
+    series = {name: [record.dev_loss[name] for record in run.validations] for name in run.names}
     return Figure(key, title, "Per token, without label smoothing.", over_steps(steps, series, "dev loss"))
 
 
@@ -200,7 +199,7 @@ def passes_over_datasets(setting: Setting) -> Figure:
     def draw(canvas: Canvas) -> None:
         panel = canvas.subplots()
         for i, run in enumerate(runs):
-            last = run.validations[-1]["passes"]
+            last = run.validations[-1].passes
             panel.plot([last[pair] for pair in order], range(len(order)), MARKS[i], color=COLOURS[i], markersize=4,
                        label=drawable(run.label))  # fmt: skip
         panel.set_xscale("log")
@@ -216,21 +215,21 @@ def passes_over_datasets(setting: Setting) -> Figure:
 def alignment(setting: Setting, run: Run) -> Figure:
     key = f"alignment.{setting.name}.{_slug(run.label)}"
     title = f"{setting.name}: alignment of training and dev gradients, {run.label}"
-    kept = [record for record in run.updates if "cosines" in record]
+    kept = run.alignments
     if not kept:
         return Figure(key, title, "There is no alignment table; set [mixture] sketch, 65536 say.", None)
     places = sorted({round(i * (len(kept) - 1) / 3) for i in range(4)})
     shown = [kept[i] for i in places]
     size = len(setting.pairs)
-    highest = max(abs(value) for record in shown for row in record["cosines"] for value in row) or 1.0
+    highest = max(abs(value) for _, table in shown for row in table.cosines for value in row) or 1.0
 
     def draw(canvas: Canvas) -> None:
         columns = 2 if len(shown) > 1 else 1
         axes = canvas.subplots(math.ceil(len(shown) / columns), columns, sharex=True, sharey=True, squeeze=False).flat
         image = None
-        for panel, record in zip(axes, shown, strict=False):
-            image = panel.imshow(record["cosines"], cmap="RdBu", vmin=-highest, vmax=highest, interpolation="nearest")
-            panel.set_title(f"step {record['step']:,}")
+        for panel, (step, table) in zip(axes, shown, strict=False):
+            image = panel.imshow(table.cosines, cmap="RdBu", vmin=-highest, vmax=highest, interpolation="nearest")
+            panel.set_title(f"step {step:,}")
             panel.grid(False)
             every = max(1, math.ceil(size / 25))
             small = 7 if size <= 12 else 5
@@ -260,7 +259,8 @@ def priority_differences(setting: Setting) -> Figure:
             key, title, "It takes scored runs of MultiDDS-S with regular and with low or high priority.", None
         )
     base = setting.scored(regular)[0]
-    ordered = sorted(setting.pairs, key=lambda pair: -float((base.best or {})["perplexities"][pair]))
+    perplexity = base.best.perplexity if base.best else {}
+    ordered = sorted(setting.pairs, key=lambda pair: -perplexity.get(pair, 0.0))
 
     def draw(canvas: Canvas) -> None:
         panel = canvas.subplots()

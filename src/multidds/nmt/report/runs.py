@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config import HARMLESS, Config, MixtureSettings, changed_keys, read_run
 from ..errors import UserError
+from ..records import FILE, AlignmentFacts, AnyRecord, Started, Updated, Validated, read_records
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
 _ELSEWHERE = {*HARMLESS, "data.folder", "train.seed", "train.device"}
@@ -28,7 +29,7 @@ class Run:
     folder: Path
     config: Config
     facts: dict[str, Any]  # the rest of config.json
-    records: dict[str, list[dict[str, Any]]]  # by kind: step, update, validation
+    records: list[AnyRecord]
     scores: dict[str, Any] | None
     variant: str = ""  # what tells it from other runs of the same label, if anything does
 
@@ -58,21 +59,26 @@ class Run:
         return self.config.data.names
 
     @property
-    def updates(self) -> list[dict[str, Any]]:
-        return self.records["update"]
+    def updates(self) -> list[Updated]:
+        return [record for record in self.records if isinstance(record, Updated)]
 
     @property
-    def validations(self) -> list[dict[str, Any]]:
-        return self.records["validation"]
+    def alignments(self) -> list[tuple[int, AlignmentFacts]]:
+        """(step, what the table of its update says), where there was one."""
+        return [(record.step, record.alignment) for record in self.updates if record.alignment is not None]
+
+    @property
+    def validations(self) -> list[Validated]:
+        return [record for record in self.records if isinstance(record, Validated)]
 
     @property
     def finished(self) -> str:
         """Why it ended; empty while it has not."""
-        return str(self.validations[-1]["finished"]) if self.validations else ""
+        return self.validations[-1].finished if self.validations else ""
 
     @property
     def steps(self) -> int:
-        return max((records[-1]["step"] for records in self.records.values() if records), default=0)
+        return max((record.step for record in self.records), default=0)
 
     @property
     def bleu(self) -> float | None:
@@ -82,22 +88,20 @@ class Run:
         return None if self.scores is None else float(self.scores["pairs"][pair]["bleu"])
 
     @property
-    def best(self) -> dict[str, Any] | None:
+    def best(self) -> Validated | None:
         """The validation whose model was kept."""
-        return next((record for record in reversed(self.validations) if record["best"]), None)
+        return next((record for record in reversed(self.validations) if record.best), None)
 
     @property
     def overhead(self) -> float | None:
         """Seconds of updates for a second of training steps."""
-        if not self.validations or not self.validations[-1]["clock"]["steps"]:
-            return None
-        clock = self.validations[-1]["clock"]
-        return float(clock["updates"]) / float(clock["steps"])
+        clock = self.validations[-1].clock if self.validations else {}
+        return clock["updates"] / clock["steps"] if clock.get("steps") else None
 
     @property
     def mixtures(self) -> list[tuple[int, dict[str, float]]]:
         """(step, mixture from there on), from the prior to the last update."""
-        return [(record["step"], record["mixture"]) for kind in ("start", "update") for record in self.records[kind]]
+        return [(record.step, record.mixture) for record in self.records if isinstance(record, Started | Updated)]
 
 
 @dataclass
@@ -192,7 +196,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _run_folders(folder: Path) -> Iterable[Path]:
-    if (folder / "config.json").exists() and (folder / "records.jsonl").exists():
+    if (folder / "config.json").exists() and (folder / FILE).exists():
         yield folder
     elif folder.is_dir():
         for inner in sorted(folder.iterdir()):
@@ -202,14 +206,6 @@ def _run_folders(folder: Path) -> Iterable[Path]:
 
 def read(folder: Path) -> Run:
     config, facts = read_run(folder)
-    records: dict[str, list[dict[str, Any]]] = {"start": [], "step": [], "update": [], "validation": []}
-    lines = (folder / "records.jsonl").read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is still being written
-        try:
-            record = json.loads(line)
-            records.setdefault(record["kind"], []).append(record)
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{folder / 'records.jsonl'}:{number}: is not a record.") from None
     try:
         scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -218,7 +214,7 @@ def read(folder: Path) -> Run:
         raise UserError(f"{folder / 'scores.json'}: is damaged; run 'multidds evaluate' again.") from None
     if scores is not None and set(scores["pairs"]) != set(config.data.names):
         raise UserError(f"{folder / 'scores.json'}: is of other language pairs; run 'multidds evaluate' again.")
-    return Run(folder, config, facts, records, scores)
+    return Run(folder, config, facts, read_records(folder), scores)
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:

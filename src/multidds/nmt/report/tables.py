@@ -270,15 +270,15 @@ def times(settings: Sequence[Setting]) -> ReportTable:
 
 def _times(run: Run) -> Row:
     last = run.validations[-1]
-    clock = last["clock"]
+    clock = last.clock
     steps, data = clock["steps"], clock.get("data", 0.0)
     beside = sum(clock.get(name, 0.0) for name in ("data", "saving", "rest"))
     return {
         "seed": number(run.seed, "d"),
-        "steps": number(last["step"], ",d"),
-        "target tokens": number(last["tokens"], ",d"),
+        "steps": number(last.step, ",d"),
+        "target tokens": number(last.tokens, ",d"),
         "steps (s)": number(steps, ",.1f"),
-        "target tokens/s": number(last["tokens"] / max(steps + data, 1e-9), ",.0f"),
+        "target tokens/s": number(last.tokens / max(steps + data, 1e-9), ",.0f"),
         "in steps (%)": number(100 * steps / max(steps + beside, 1e-9), ".1f"),
         "updates": number(len(run.updates), ",d"),
         "updates (s)": number(clock["updates"], ",.1f"),
@@ -311,12 +311,14 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
         for run in sorted([*setting.runs, *setting.repeated], key=lambda run: str(run.folder)):
             best = run.best
             chrf = None if run.scores is None else run.scores["average"]["chrf"]
+            means = best.means if best else {}
             table.rows.append({
                 "folder": text(run.folder), "setting": text(setting.name), "method": text(run.label),
                 "seed": number(run.seed, "d"), "steps": number(run.steps, ",d"),
-                "ended": text(run.finished or "not yet"),
-                "best dev loss": number(best["mean"] if best else None, ".4f"),
-                "at step": number(best["step"] if best else None, ",d"), "BLEU": number(run.bleu), "chrF": number(chrf),
+                "ended": text(run.finished or "not yet"), "at step": number(best.step if best else None, ",d"),
+                "dev loss": number(means.get("dev_loss"), ".4f"),
+                "expected accuracy": number(means.get("expected_accuracy"), ".4f"),
+                "soft BLEU": number(means.get("soft_bleu"), ".4f"), "BLEU": number(run.bleu), "chrF": number(chrf),
             })  # fmt: skip
         for run in setting.repeated:
             table.notes.append(

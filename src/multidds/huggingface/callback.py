@@ -1,0 +1,179 @@
+"""The callback: a `Balancer` on the Trainer's own loss, collator and dev sets, told of every optimizer step.
+
+It says from which position on a new mixture rules (`mixed_dataset` draws) and keeps everything in the Trainer's
+checkpoints. What probes take from a Trainer is in `probes`, what cannot be done in `refusals`.
+"""
+
+import copy
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import RemoveColumnsCollator
+
+from ..balancer import Balancer
+from ..checks import check_whole
+from ..mixed_dataset import MixedDataset
+from ..options import takes_options_of
+from ..probing import Loss
+from . import refusals
+from .probes import dev_sets, loss_of, sources
+
+_log = logging.getLogger("multidds")
+
+
+@takes_options_of(Balancer, provided=("mixture", "model", "loss", "train", "dev"))
+class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Learns the mixture of the Trainer's `MixedDataset` while it trains: `trainer.add_callback(BalanceCallback(...))`.
+
+    trainer: the Trainer, with its final arguments. It is not kept alive by the callback.
+    dev: by default all of the Trainer's `eval_dataset`, a dict; or some of its names, or a dict of other dev sets.
+    batch_size: examples of a probe batch, by default those of a training batch per device.
+    loss: loss(model, batch), by default the Trainer's `compute_loss`.
+    inexact_resume: streams that cannot tell their place begin anew when a training is resumed, instead of an error.
+
+    `balancer` is that of the current or next training. A new mixture rules from a fixed position on: behind what the
+    loader has read ahead when the step ends, which is dataloader_num_workers * dataloader_prefetch_factor + 1 batches.
+    Each update is logged by `Trainer.log`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        every: int | None = None,
+        dev: Mapping[str, Any] | Iterable[str] | None = None,
+        batch_size: int | None = None,
+        loss: Loss | None = None,
+        inexact_resume: bool = False,
+        **options: Any,
+    ) -> None:
+        refusals.check_trainer(trainer, BalanceCallback)
+        if batch_size is not None:
+            check_whole("BalanceCallback", batch_size=batch_size)
+        refusals.check_saving(trainer.args, options.get("reward"))
+        # Weakly: a cycle would keep the model, and the workers of its loader, until garbage is collected.
+        self._reference = weakref.ref(trainer)
+        self._options = options if every is None else {"every": every, **options}
+        self._loss = loss
+        self._dataset: MixedDataset = trainer.train_dataset
+        self._dev = dev_sets(trainer, dev)
+        self._batch_size = batch_size or trainer.args.per_device_train_batch_size
+        self._inexact_resume, self._inexact = inexact_resume, refusals.why_inexact(trainer, self._dev)
+        self._prior = self._dataset.mixture.probabilities
+        self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
+        self._resumed_at: int | None = None  # the step of the checkpoint, if there was one
+        if trainer.args.train_sampling_strategy == "random":
+            # The MixedDataset does the drawing. In a copy: another Trainer with the same arguments still shuffles.
+            trainer.args = copy.copy(trainer.args)
+            trainer.args.train_sampling_strategy = "sequential"
+        self._attach()
+        self.balancer = self._new_balancer(trainer.data_collator)
+
+    @property
+    def _trainer(self) -> Any:
+        return self._reference()
+
+    def _attach(self) -> None:
+        """Tell the dataset how the Trainer reads it, as far as its arguments say."""
+        args = self._trainer.args
+        workers = args.dataloader_num_workers
+        ahead = workers * (args.dataloader_prefetch_factor or 2)  # batches; 2 is the DataLoader's own default
+        self._batch = args.train_batch_size * args.world_size  # examples of a batch, over all processes
+        self._step = self._batch * args.gradient_accumulation_steps  # examples of an optimizer step
+        # One batch more: accelerate's loader reads it to know whether the one before is the last.
+        self._lag = (ahead + 1) * self._batch
+        # Streams are read by the first process for all, batch by batch, unless each process reads everything.
+        each_reads_all = args.accelerator_config.dispatch_batches is False
+        unit = self._batch if each_reads_all else args.train_batch_size
+        # Of two batches of one worker, at the end of an epoch and in the next, up to 2 * workers lie apart.
+        rounds = (ahead + 2 * workers + 2) // args.gradient_accumulation_steps
+        self._dataset.attach(self._step, unit, rounds, whole=self._batch if args.dataloader_drop_last else 1)
+
+    def _new_balancer(self, collate: Callable[[list[Any]], Any]) -> Balancer:
+        """At construction, and anew for each training, when the Trainer knows how long it will be."""
+        return Balancer(
+            self._dataset.mixture,
+            self._trainer.model,  # the bare one: probes run eagerly, and average over processes themselves
+            loss_of(self._reference, self._loss),
+            train=sources(self._dataset.datasets, self._batch_size, collate),
+            dev=sources(self._dev, self._batch_size, collate),
+            **self._options,
+        )
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin with the prior; or, in a resumed training, where the checkpoint says."""
+        refusals.check_trainer(self._trainer, BalanceCallback, allowed=1)
+        step, loader = self._step, kwargs["train_dataloader"]
+        self._dataset.mixture.move(self._prior)
+        self._attach()
+        refusals.check_as_constructed(self._trainer.train_dataset is self._dataset, step == self._step)
+        refusals.check_loader(loader, self._dataset, self._batch)
+        if self._loss is not None and isinstance(loader.collate_fn, RemoveColumnsCollator):
+            refusals.check_columns(self._dataset.datasets, loader.collate_fn.signature_columns)
+        # Before all others: one that saves when a step ends must find this step counted and its update done.
+        callbacks = self._trainer.callback_handler.callbacks
+        callbacks.remove(self)
+        callbacks.insert(0, self)
+        self._options["priority"] = self.balancer.priority  # which may have been assigned
+        self.balancer = self._new_balancer(loader.collate_fn)
+        self._dev_losses, self._resumed_at = {}, None
+        if state.global_step > 0:
+            self._resume(args, state)
+            self._resumed_at = state.global_step
+
+    def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
+        written = state.stateful_callbacks.get(type(self).__name__)
+        refusals.check_checkpoint(written, args)
+        saved = written["attributes"]
+        inexact = None if self._inexact_resume else self._inexact or saved["inexact"]
+        refusals.check_resuming(inexact, saved["position"], state.global_step, self._step)
+        self.balancer.load_state_dict(saved["balancer"])
+        self._dataset.load_state_dict(saved["dataset"])
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._dataset.consume(self._step)
+        update = self.balancer.step()
+        self._dataset.rule_from(self._dataset.position + self._lag)
+        if update is not None:
+            due = control.should_log  # which logging sets back, though the Trainer's own log is still to come
+            self._trainer.log(update.scalars(passes=self._dataset.passes, examples=self._dataset.examples))
+            control.should_log = due
+            if update.skipped:
+                _log.warning("BalanceCallback: step %d: no update, because %s.", update.step, update.skipped)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """The losses of a full evaluation, by which the priorities low and high rank; one call per dev set."""
+        if state.global_step == self._resumed_at:  # eval_on_start, where the uninterrupted training has no evaluation
+            return
+        for name in self._dev:
+            if (loss := (metrics or {}).get(f"eval_{name}_loss")) is not None:
+                self._dev_losses[name] = loss
+        if self._dev_losses.keys() == self._dev.keys():
+            if all(map(math.isfinite, self._dev_losses.values())):
+                self.balancer.dev_losses = self._dev_losses
+            self._dev_losses = {}
+
+    def state(self) -> dict[str, Any]:
+        """What the Trainer writes into trainer_state.json; `on_train_begin` reads it back."""
+        refusals.check_json(self._dataset.places)
+        with_tensors = self._options.get("reward") == "moving-average"
+        attributes = {
+            "inexact": self._inexact,
+            "position": self._dataset.position,
+            "dataset": self._dataset.state_dict(),
+            "balancer": None if with_tensors else self.balancer.state_dict(),
+        }
+        return {"args": {}, "attributes": attributes}

@@ -1,0 +1,122 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import some_record
+from odd_names import NAMES
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toys import batches, loss, mlp
+
+from multidds import Balancer, Mixture
+from multidds.nmt.errors import UserError
+from multidds.nmt.records import FILE, Follower, Records, Started, Stepped, Updated, Validated, read_records, scalars
+
+STEP = Stepped(step=3, loss=5.0, lr=0.1, tokens=7, tokens_per_second=99.0)
+
+
+def written(run, *records, offset=0, step=0):
+    writer = Records(run, offset, step)
+    for record in records:
+        writer.write(record)
+    end = writer.flushed()
+    writer.close()
+    return end
+
+
+def on_tensorboard(run):
+    """{tag: [(step, value), ...]}"""
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def made_update(names):
+    """What a balancer found, and the record of it."""
+    balancer = Balancer(Mixture.uniform(names), mlp(), loss, train=batches(names), dev=batches(names, seed=1), every=1)
+    update = balancer.step()
+    facts = {"skipped": None, "notes": [], "seconds": 0.5}
+    return update, Updated(step=1, **update.groups(), passes=dict.fromkeys(names, 1.0), **facts)
+
+
+def test_records_are_read_as_they_were_written(tmp_path):
+    records = [Started(step=0, mixture={"中\n文": 1.0}), STEP, made_update(NAMES)[1]]
+    written(tmp_path, *records)
+    assert read_records(tmp_path) == records
+
+
+def test_numbers_that_are_not_finite_are_read_back(tmp_path):
+    written(tmp_path, STEP.model_copy(update={"loss": math.nan, "lr": math.inf}))
+    (record,) = read_records(tmp_path)
+    assert math.isnan(record.loss)
+    assert record.lr == math.inf
+
+
+def test_tensorboard_and_every_log_have_the_same_words_for_an_update(tmp_path):
+    update, record = made_update(NAMES)
+    expected = update.scalars(passes=record.passes)
+    assert scalars(record) == {**expected, "update/seconds": 0.5}
+    written(tmp_path, record)
+    found = on_tensorboard(tmp_path)
+    assert found.keys() == {*expected, "update/seconds"}
+    assert found["mixture/my set"] == [(1, pytest.approx(expected["mixture/my set"]))]
+
+
+def test_a_validation_and_a_probe_do_not_share_a_tag():
+    record = some_record("validation", 3, dev_loss={"a/b": 1.0}, clock={"steps": 2.0})
+    tags = scalars(Validated(**record))
+    assert tags["validation/dev_loss/a/b"] == 1.0
+    assert tags["validation/clock/steps"] == 2.0
+    assert all(tag.startswith("validation/") for tag in tags)
+
+
+def test_a_resumed_run_cuts_back_its_records_and_tensorboard(tmp_path):
+    end = written(tmp_path, STEP)
+    written(tmp_path, STEP.model_copy(update={"step": 6, "loss": 1.0}), offset=end, step=3)
+    written(tmp_path, STEP.model_copy(update={"step": 6, "loss": 2.0}), offset=end, step=3)
+    assert [(record.step, record.loss) for record in read_records(tmp_path)] == [(3, 5.0), (6, 2.0)]
+    assert on_tensorboard(tmp_path)["step/loss"] == [(3, 5.0), (6, 2.0)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"no JSON", b"[]", b"{}", b'{"kind": "start"}', b'{"kind": "other", "step": 1}', b"\xff\xfe", b"[" * 100_000,
+     json.dumps(some_record("step", 1, unknown=1)).encode(), json.dumps(some_record("step", "x")).encode()],
+)  # fmt: skip
+def test_what_is_not_a_record_is_refused_by_its_line(tmp_path, line):
+    whole = json.dumps(some_record("step", 1)).encode() + b"\n"
+    (tmp_path / FILE).write_bytes(whole + line + b"\n" + whole)
+    with pytest.raises(UserError, match=r"records.jsonl:2: is not a record\.$"):
+        read_records(tmp_path)
+    assert [record.step for record in Follower(tmp_path).read()[1]] == [1, 1]  # who reads along leaves it out
+
+
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_a_half_written_line_waits_until_it_is_whole(tmp_path_factory, first, second):
+    run = tmp_path_factory.mktemp("run")
+    content = "".join(json.dumps(some_record("step", step)) + "\n" for step in range(5)).encode()
+    follower, found = Follower(run), []
+    for end in (*sorted((first, second)), len(content)):
+        (run / FILE).write_bytes(content[:end])
+        assert [record.step for record in read_records(run)] == list(range(content[:end].count(b"\n")))
+        again, new = follower.read()
+        assert not again
+        found += [record.step for record in new]
+    assert found == list(range(5))
+
+
+def test_records_that_were_cut_back_are_read_again(tmp_path):
+    follower = Follower(tmp_path)
+    assert follower.read() == (False, [])
+    end = written(tmp_path, STEP)
+    written(tmp_path, STEP, offset=end)
+    assert follower.read() == (False, [STEP, STEP])
+    written(tmp_path, offset=end)
+    assert follower.read() == (True, [STEP])
+    assert follower.read() == (False, [])
+
+
+def test_a_folder_without_records_is_not_a_run(tmp_path):
+    with pytest.raises(UserError, match=r"is not a run \(there is no records.jsonl\)\.$"):
+        read_records(tmp_path)
