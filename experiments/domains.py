@@ -42,7 +42,7 @@ PAPER: dict[str, dict[str, Any]] = {  # what differs from Balancer's own default
     "constant": {"reward": lambda alignment, weights: torch.ones(len(alignment.train_names)), "sketch": 1},
 }
 # Balancer with nothing said; its anchor alone, tilted twice as much, and with the probes of other datasets.
-OURS: dict[str, Any] = {"default": None, "anchor": 0.0, "half": 0.5, "twice": 2.0, "shuffled": None}
+OURS: dict[str, Any] = {"default": None, "anchor": 0.0, "twice": 1.0, "shuffled": None}
 METHODS = (*STATIC, "unimax", "planned", *SCHEDULED, *PAPER, *OURS)
 
 
@@ -234,7 +234,15 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
         update = mover.step()
         clock.charge("updates")
         if update is not None and learned:
-            updates.append({"step": step, "mixture": update.mixture, "rewards": update.rewards, "noise": update.noise, "signal": update.signal})
+            updates.append(
+                {
+                    "step": step,
+                    "mixture": update.mixture,
+                    "rewards": update.rewards,
+                    "noise": update.noise,
+                    "signal": update.signal,
+                }
+            )
         if step in marks:
             dev = scores(averaged, corpus.dev)
             curve.append({"step": step, "mixture": mixture.probabilities, "passes": sampler.passes, "dev": dev})

@@ -44,17 +44,12 @@ def test_an_update_is_the_rule_written_naively():
     noise = {i: abs(d - centre) / 2 * math.sqrt(3 / 2) for i, d in difference.items()}
     assert update.noise == pytest.approx(noise, abs=0.02)  # of sketches
 
-    scale = max(sum(rewards.values()) / 3, sum(map(abs, rewards.values())) / 6)
-    ratios = {i: r / scale for i, r in rewards.items()}
-    middle = sum(ratios.values()) / 3
-    spread = sum((r - middle) ** 2 for r in ratios.values()) / 3
-    signal = max(0.0, 1 - sum((e / scale) ** 2 for e in update.noise.values()) / 3 / spread)
+    mean = sum(rewards.values()) / 3
+    spread = sum((r - mean) ** 2 for r in rewards.values()) / 3
+    signal = max(0.0, 1 - sum(e**2 for e in update.noise.values()) / 3 / spread)
     assert update.signal == pytest.approx(signal)
     prior = Mixture.proportional(SIZES)
-    tilted = {
-        i: prior[i] * min(max((middle + signal * (r - middle)) / max(middle, 1 / 8), 1 / 8), 8)
-        for i, r in ratios.items()
-    }
+    tilted = {i: prior[i] * math.exp(0.5 * signal * (r - mean) / math.sqrt(spread)) for i, r in rewards.items()}
     assert update.mixture == pytest.approx({i: p / sum(tilted.values()) for i, p in tilted.items()})
     assert update.drift == pytest.approx(sum(abs(update.mixture[i] - prior[i]) for i in NAMES) / 2)
     assert update.learned == update.drift  # the anchor is the prior

@@ -1,9 +1,9 @@
 """The default rule: the mixture is an anchor, tilted towards the datasets whose gradients help more than the others'.
 
-P(i) is proportional to q(i) * rho(i)^strength: q is the anchor, a mixture that is good without any learning, and rho(i)
-the reward of dataset i over the mean of all rewards, averaged over the updates so far and drawn towards 1 as far as
-it is noise. Nothing accumulates, so neither the number of updates nor the scale of the rewards matters; without a
-signal the mixture is the anchor. With a uniform anchor and strength 1 it is the fixed point of the paper's rule.
+P(i) is proportional to q(i) * exp(strength * z(i)). q is the anchor, a mixture that is good without any learning. z(i)
+is how much better than the others dataset i is, in standard deviations, averaged over the updates so far and shrunk by
+what of the average is still noise. What all rewards have in common cancels, nothing accumulates, and neither the
+number of updates nor the scale of the rewards matters; without a signal the mixture is the anchor; harm is bounded.
 """
 
 import math
@@ -11,24 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
+
 
 @dataclass(frozen=True)
 class Anchored:
     """How rewards tilt an anchor: settings only.
 
-    strength: the power of the reward ratio; 0 keeps the anchor, larger values trust the rewards more.
-    limit: no dataset gets more than so many times, or less than one such part of, its share in the anchor. Rewards of
-        zero or below count as the lower limit.
+    strength: a dataset that is one standard deviation better than the mean gets exp(strength) times the share of the
+        anchor, before all are scaled to sum to 1. 0 keeps the anchor; larger values trust the rewards more.
     """
 
-    strength: float = 1.0
-    limit: float = 8.0
+    strength: float = 0.5
 
     def __post_init__(self) -> None:
         if not (self.strength >= 0 and math.isfinite(self.strength)):
             raise ValueError(f"Anchored: strength must be 0 or more, but it is {self.strength}.")
-        if not (self.limit >= 1 and math.isfinite(self.limit)):
-            raise ValueError(f"Anchored: limit must be at least 1, but it is {self.limit}.")
 
     def started(self, prior: Sequence[float]) -> "Tilt":
         """The state of one learned mixture. The prior is the anchor until a step brings another."""
@@ -36,48 +34,45 @@ class Anchored:
 
 
 class Tilt:
-    """The averages of the rewards of one mixture, and how reliable they are."""
+    """The averaged advantages of one mixture."""
 
     def __init__(self, settings: Anchored, prior: Sequence[float]) -> None:
         self._settings, self._prior = settings, list(prior)
         self._updates = 0
-        self._ratios = [1.0] * len(self._prior)  # rewards over their mean, averaged over updates
-        self._noise = 0.0  # mean square error of a ratio in one update, averaged likewise
-        self.signal = 0.0  # how much of the spread of the ratios is not noise, 0 to 1
+        self._advantages = [0.0] * len(self._prior)  # in standard deviations, averaged over updates
+        self._noise = 0.0  # of the advantages of one update, as a share of their variance, averaged likewise
+        self.signal = math.nan  # what of the spread of the averages is not noise, 0 to 1
 
     def step(
         self, rewards: Sequence[float], noise: Sequence[float] | None = None, anchor: Sequence[float] | None = None
     ) -> list[float] | None:
-        """One update: the new probabilities, or None, with nothing changed, where the rewards have no positive mean.
+        """One update: the new probabilities, or None, with nothing changed, where rewards are not finite.
 
         noise: the standard error of each reward, where it is known. anchor: the mixture to tilt now.
         """
-        mean = math.fsum(rewards) / len(rewards)
-        size = math.fsum(map(abs, rewards)) / len(rewards)
-        if not (size > 0 and math.isfinite(size)):
+        mean, spread = _mean_and_variance(rewards)
+        if not math.isfinite(spread):
             return None
-        # Where rewards of both signs cancel, their mean size says what is large.
-        scale = max(mean, size / 2)
+        error = 0.0 if noise is None else math.fsum(e**2 for e in noise) / len(noise)
         self._updates += 1
         # The newest counts in proportion to its number, so that the first ones, of another model, fade by themselves.
         share = 2 / (self._updates + 1)
-        self._ratios = [old + share * (r / scale - old) for old, r in zip(self._ratios, rewards, strict=True)]
-        if noise is not None:
-            square = math.fsum((e / scale) ** 2 for e in noise) / len(noise)
-            self._noise += share * (square - self._noise)
-        return self._tilted(list(anchor) if anchor is not None else self._prior)
+        self._noise += share * ((min(1.0, error / spread) if spread > 0 else 1.0) - self._noise)
+        for i, r in enumerate(rewards):
+            z = (r - mean) / math.sqrt(spread) if spread > 0 else 0.0
+            self._advantages[i] += share * (min(max(z, -_FURTHEST), _FURTHEST) - self._advantages[i])
+        self.signal = self._signal()
+        tilts = [math.exp(self._settings.strength * self.signal * z) for z in self._advantages]
+        weights = [q * tilt for q, tilt in zip(self._prior if anchor is None else anchor, tilts, strict=True)]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
 
-    def _tilted(self, anchor: list[float]) -> list[float]:
-        centre = math.fsum(self._ratios) / len(self._ratios)
-        spread = math.fsum((r - centre) ** 2 for r in self._ratios) / len(self._ratios)
-        # Of an average with weights 1, 2, ..., u the variance is (2/3)(2u + 1) / (u (u + 1)) of that of one update.
-        of_average = self._noise * 2 * (2 * self._updates + 1) / (3 * self._updates * (self._updates + 1))
-        self.signal = max(0.0, 1 - of_average / spread) if spread > 0 else 0.0
-        low, high = 1 / self._settings.limit, self._settings.limit
-        shrunk = [centre + self.signal * (r - centre) for r in self._ratios]
-        tilts = [min(max(r / max(centre, low), low), high) ** self._settings.strength for r in shrunk]
-        weights = [q * tilt for q, tilt in zip(anchor, tilts, strict=True)]
-        return [weight / math.fsum(weights) for weight in weights]
+    def _signal(self) -> float:
+        """An average with weights 1, 2, ..., u has (2/3)(2u + 1) / (u (u + 1)) of the variance of one update."""
+        _, spread = _mean_and_variance(self._advantages)
+        u = self._updates
+        noise = self._noise * 2 * (2 * u + 1) / (3 * u * (u + 1))
+        return max(0.0, 1 - noise / spread) if spread > 0 else 0.0
 
     def notes(self, rewards: Sequence[float]) -> tuple[str, ...]:
         return ()
@@ -87,18 +82,24 @@ class Tilt:
             "rule": "anchored",
             "prior": self._prior,
             "updates": self._updates,
-            "ratios": self._ratios,
+            "advantages": list(self._advantages),
             "noise": self._noise,
-            "signal": self.signal,
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         if state.get("rule") != "anchored":
             raise ValueError("Anchored: the state is of another rule.")
-        if len(state["ratios"]) != len(self._ratios):
-            raise ValueError(f"Anchored: the state is of {len(state['ratios'])} datasets, not {len(self._ratios)}.")
+        if len(state["advantages"]) != len(self._advantages):
+            raise ValueError(
+                f"Anchored: the state is of {len(state['advantages'])} datasets, not {len(self._advantages)}."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
-        self._prior, self._ratios = list(state["prior"]), list(state["ratios"])
-        self._updates, self._noise, self.signal = int(state["updates"]), float(state["noise"]), float(state["signal"])
+        self._prior, self._advantages = list(state["prior"]), list(state["advantages"])
+        self._updates, self._noise = int(state["updates"]), float(state["noise"])
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    mean = math.fsum(values) / len(values)
+    return mean, math.fsum((value - mean) ** 2 for value in values) / len(values)

@@ -79,7 +79,7 @@ class Mixture:
 
     @classmethod
     def planned(cls, sizes: Mapping[str, float], examples: float, worth: float = WORTH) -> "Mixture":
-        """What a training of this length wants of each dataset: near uniform if it is short, proportional if it is long.
+        """What a training of this length wants of each dataset: near uniform if short, proportional if long.
 
         It maximises the sum over datasets of log(effective examples), where repeated examples are worth less and less
         (Muennighoff et al. 2023; `worth` is their R*, in passes). `examples`: what the whole training will draw, in

@@ -206,8 +206,10 @@ class ScorerSettings(Section):
 
 
 class MixtureSettings(Section):
-    method: Literal["static", "multidds", "multidds-s", "moving-average", "constant"] = "multidds-s"
-    prior: Literal["proportional", "temperature", "uniform", "unimax", "explicit"] = "proportional"
+    method: Literal["static", "anchored", "multidds", "multidds-s", "moving-average", "constant", "shuffled"] = "anchored"
+    prior: Literal["proportional", "temperature", "uniform", "unimax", "planned", "explicit"] = "proportional"
+    schedule: Literal["none", "proportional-to-uniform", "cooldown", "reverse-cooldown"] = "none"
+    strength: AtLeast0 = 0.5
     temperature: Above0 = 5.0
     max_passes: Above0 = 4.0
     probabilities: dict[str, float] = {}
