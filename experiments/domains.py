@@ -41,8 +41,8 @@ PAPER: dict[str, dict[str, Any]] = {  # what differs from Balancer's own default
     # The control: equal rewards only drift from the prior to uniform.
     "constant": {"reward": lambda alignment, weights: torch.ones(len(alignment.train_names)), "sketch": 1},
 }
-# Balancer with nothing said; its anchor alone, tilted twice as much, and with the probes of other datasets.
-OURS: dict[str, Any] = {"default": None, "anchor": 0.0, "twice": 1.0, "shuffled": None}
+# The anchored rule; its anchor alone, tilted twice as much, and with the probes of other datasets: {name: strength}.
+OURS = {"anchored": 0.5, "anchor": 0.0, "twice": 1.0, "shuffled": 0.5}
 METHODS = (*STATIC, "unimax", "planned", *SCHEDULED, *PAPER, *OURS)
 
 
@@ -160,7 +160,7 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
     arguments = dict(PAPER.get(config.method, {}))
     if config.method in PAPER:
         arguments["scorer"] = Scorer(lr=config.scorer_lr)
-    elif OURS[config.method] is not None:
+    else:
         arguments["scorer"] = Anchored(strength=OURS[config.method])
     probed = dict(corpus.train)
     if config.method == "shuffled":  # every dataset is rewarded for what another one does

@@ -45,16 +45,16 @@ class Balancer:
     dev_loss: (model, batch) -> scalar tensor that the dev sets want small; None: the training loss.
     reward: what a dataset is worth: None or "multidds-s": the mean of its cosines with the dev sets, however large
         their gradients are; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which
-        needs `sketch`. A name or a function brings the paper's rule along, scorer=Scorer().
+        needs `sketch`.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
-    scorer: how rewards move the mixture: Anchored(...), the default, or the paper's Scorer(...).
+    scorer: how rewards move the mixture: the paper's Scorer(...), the default, or Anchored(...).
     sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both, the
-        anchor of the default rule is planned for this length of training; else it is the prior.
+        anchor of Anchored is planned for this length of training; else it is the prior.
     max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
         sizes, examples and steps.
     bounds: {name: (low, high)}: limits of shares, which every rule keeps.
-    batches: probe batches per dataset and dev set, per process; None: 2 with the default rule, which compares their
-        halves, else 1. More of them make less noise, and cost more.
+    batches: probe batches per dataset and dev set, per process; None: 2 with Anchored, which compares their halves,
+        else 1. More of them make less noise, and cost more.
     mode: "train" or "eval": whether dropout and the like are on in probes.
     step_ahead: a step size for the step-ahead of Algorithm 1, which costs n + n * K passes; None: no step ahead.
     sketch: None: no table. "exact" or a number of buckets, such as 2**16: each update has its table of inner products.
@@ -99,37 +99,23 @@ class Balancer:
         _check_data(mixture, train, dev)
         _check_choices(loss, dev_loss, reward, scorer, sketch, seed)
         check_step_ahead("Balancer", step_ahead)
-        rule: Scorer | Anchored = scorer or (Anchored() if reward is None else Scorer())
+        rule, anchored = scorer or Scorer(), isinstance(scorer, Anchored)
         looks = len(train) * (1 + len(dev)) if step_ahead else len(train) + len(dev)
-        self._pace = _pace(looks, every, steps, budget, batches, comparing=isinstance(rule, Anchored))
-        prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
-        if step_ahead is not None:
-            prober.refuse_narrow_steps()
+        pace = _pace(looks, every, steps, budget, batches, comparing=anchored)
+        self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
         reward = "multidds-s" if reward is None else reward
-        _check_memory(prober, mixture, dev, reward, sketch)
-        self._prober = prober
-        self._estimator = Estimator(
-            mixture.names,
-            prober,
-            ProbeSources("Balancer", {"train": train, "dev": dev}, seed),
-            dev_names=dev,
-            reward=reward,
-            batches=self._pace.batches,
-            step_ahead=step_ahead,
-            sketch=sketch,
-            decay=decay,
-            optimizer=optimizer,
-            noise=isinstance(rule, Anchored),
-        )
-        self.mixture, self.every, self.priority = mixture, self._pace.every, priority
+        _check_model(self._prober, mixture, dev, reward, sketch, step_ahead)
+        sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
+        choices: dict[str, Any] = {"reward": reward, "step_ahead": step_ahead, "sketch": sketch, "decay": decay}
+        choices |= {"batches": pace.batches, "optimizer": optimizer, "noise": anchored, "dev_names": dev}
+        self._estimator = Estimator(mixture.names, self._prober, sources, **choices)
+        self.mixture, self.every, self.priority = mixture, pace.every, priority
         self._limits = Limits(mixture.names, bounds, sizes, examples, steps, max_passes)
         self._order = sorted(mixture.names)  # of the rule: a state fits whatever order the datasets are given in
-        self._prior = [mixture[name] for name in self._order]
+        self._prior = self._anchor = [mixture[name] for name in self._order]
+        if anchored and sizes is not None and examples is not None:
+            self._anchor = list(map(planned(sizes, examples).__getitem__, self._order))
         self._rule = rule.started(self._prior)
-        self._anchor = self._prior
-        if sizes is not None and examples is not None and isinstance(rule, Anchored):
-            plan = planned(sizes, examples)
-            self._anchor = [plan[name] for name in self._order]
         self._steps, self._frozen = 0, False
         self.history: deque[Update] = deque(maxlen=_HISTORY)  # the last updates, without their tables
 
@@ -311,10 +297,17 @@ def _distance(mixture: Mapping[str, float], order: Sequence[str], other: Sequenc
     return sum(abs(mixture[name] - p) for name, p in zip(order, other, strict=True)) / 2
 
 
-def _check_memory(
-    prober: Prober, mixture: Mixture, dev: Mapping[str, Any], reward: str | Reward, sketch: int | str | None
+def _check_model(
+    prober: Prober,
+    mixture: Mixture,
+    dev: Mapping[str, Any],
+    reward: str | Reward,
+    sketch: int | str | None,
+    step_ahead: float | None,
 ) -> None:
-    """Say what keeps many gradients, and refuse a reward that would need a table without one."""
+    """Say what keeps many gradients, and refuse what this model or this choice cannot give."""
+    if step_ahead is not None:
+        prober.refuse_narrow_steps()
     if callable(reward) and sketch is None:
         size = _readable((len(dev) + 1) * prober.vector_bytes)
         raise ValueError(

@@ -10,7 +10,7 @@ from multidds import Alignment, Mixture, Schedule
 
 from .batches import Sentences
 from .config import Config
-from .schedule import planned_sentences
+from .schedule import planned_sentences, planned_steps
 
 
 def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Sentences]) -> Mixture:
@@ -29,16 +29,19 @@ def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Senten
     return Mixture.proportional(sizes)
 
 
-def schedule_of(config: Config, sizes: Mapping[str, int], steps: int, mixture: Mixture) -> Schedule | None:
+def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Schedule | None:
     """What moves the mixture without learning; None where nothing does."""
+    kind = config.mixture.schedule
+    if kind == "none":
+        return None
+    sizes = {name: len(sentences) for name, sentences in data.items()}
     proportional, five = Mixture.proportional(sizes), Mixture.temperature(sizes, 5)
     points: dict[str, list[tuple[float, Mixture]]] = {
         "proportional-to-uniform": [(0.0, proportional), (0.5, Mixture.uniform(sizes))],
         "cooldown": [(0.0, five), (0.5, five), (0.5, proportional)],
         "reverse-cooldown": [(0.0, proportional), (0.5, proportional), (0.5, five)],
     }
-    kind = config.mixture.schedule
-    return None if kind == "none" else Schedule(mixture, points[kind], steps)
+    return Schedule(mixture, points[kind], steps=max(1, round(planned_steps(config, data))))
 
 
 def constant_rewards(alignment: Alignment, weights: Tensor) -> Tensor:

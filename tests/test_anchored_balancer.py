@@ -1,4 +1,4 @@
-"""The default: MultiDDS-S rewards, an anchor that they tilt, and nothing to tune."""
+"""A balancer with the anchored rule: MultiDDS-S rewards, an anchor that they tilt, and nothing to tune."""
 
 import copy
 import json
@@ -19,16 +19,16 @@ DEV = ("x", "y", "z")
 SIZES = {"a": 10, "b": 30, "c": 60}
 
 
-def default(model=None, train=None, dev=None, **options):
+def anchored(model=None, train=None, dev=None, **options):
     train, dev = train or batches(NAMES, 4), dev or batches(DEV, 4, seed=1)
-    options = {"every": 1, "batches": 4, **options}
+    options = {"every": 1, "batches": 4, "scorer": Anchored(), **options}
     return Balancer(Mixture.proportional(SIZES), model or mlp(), loss, train=train, dev=dev, **options)
 
 
 def test_an_update_is_the_rule_written_naively():
     model, train, dev = mlp(), batches(NAMES, 4), batches(DEV, 4, seed=1)
     weights = dict.fromkeys(DEV, 1 / 3)
-    balancer = default(model, train, dev)
+    balancer = anchored(model, train, dev)
     update = balancer.step()
     rewards = reference.rewards(model, loss, train, dev, weights, stabilized=True)
     assert update.rewards == pytest.approx(rewards, abs=1e-9)
@@ -58,7 +58,7 @@ def test_an_update_is_the_rule_written_naively():
 
 def test_with_sizes_and_length_the_anchor_is_planned():
     plan = planned(SIZES, 300.0)
-    update = default(sizes=SIZES, examples=300.0, scorer=Anchored(strength=0.0)).step()
+    update = anchored(sizes=SIZES, examples=300.0, scorer=Anchored(strength=0.0)).step()
     assert update.mixture == pytest.approx(plan)
     assert update.learned == pytest.approx(0)
     assert Mixture.planned(SIZES, 300.0).probabilities == pytest.approx(plan)
@@ -67,13 +67,13 @@ def test_with_sizes_and_length_the_anchor_is_planned():
 def test_the_noise_of_equal_halves_is_nothing_and_all_is_signal():
     one = {name: [b[0], b[0]] for name, b in batches(NAMES).items()}
     dev = {name: [b[0], b[0]] for name, b in batches(DEV, seed=1).items()}
-    update = default(train=one, dev=dev, batches=2).step()
+    update = anchored(train=one, dev=dev, batches=2).step()
     assert list(update.noise.values()) == pytest.approx([0.0] * 3, abs=1e-6)
     assert update.signal == pytest.approx(1)
 
 
 def test_one_batch_has_no_halves_so_its_noise_is_not_known():
-    update = default(batches=1).step()
+    update = anchored(batches=1).step()
     assert update.noise == {}
     assert update.skipped is None
 
@@ -93,46 +93,46 @@ def test_resume_is_exact():
 
     options = {"every": 2, "sizes": SIZES, "examples": 200.0, "steps": 40, "max_passes": 5.0}
     model = mlp()
-    expected = run(model, default(model, **options), 0, 12)
+    expected = run(model, anchored(model, **options), 0, 12)
     model = mlp()
-    first = default(model, **options)
+    first = anchored(model, **options)
     got = run(model, first, 0, 5)
     model = copy.deepcopy(model)
-    second = default(model, **options, seed=9)
+    second = anchored(model, **options, seed=9)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert got + run(model, second, 5, 12) == expected
 
 
 def test_a_state_of_another_rule_is_refused():
     with pytest.raises(ValueError, match="the state is of another rule"):
-        default().load_state_dict(default(scorer=Scorer()).state_dict())
+        anchored().load_state_dict(anchored(scorer=Scorer()).state_dict())
     with pytest.raises(ValueError, match="the state is of another rule"):
-        default(scorer=Scorer()).load_state_dict(default().state_dict())
+        anchored(scorer=Scorer()).load_state_dict(anchored().state_dict())
 
 
 def test_a_frozen_balancer_counts_but_moves_nothing_any_more():
-    balancer = default()
+    balancer = anchored()
     balancer.step()
     before = balancer.mixture.probabilities
     balancer.freeze()
     assert [balancer.step() for _ in range(3)] == [None] * 3
     assert balancer.mixture.probabilities == before
-    other = default()
+    other = anchored()
     other.load_state_dict(balancer.state_dict())
     assert other.step() is None
     assert other.steps_until_update > 10**9
 
 
-@pytest.mark.parametrize("scorer", [None, Scorer(lr=5.0)])
+@pytest.mark.parametrize("scorer", [Anchored(), Scorer(lr=5.0)])
 def test_bounds_hold_for_every_rule(scorer):
-    balancer = default(bounds={"c": (0.7, 0.75), "a": (0.0, 0.05)}, scorer=scorer)
+    balancer = anchored(bounds={"c": (0.7, 0.75), "a": (0.0, 0.05)}, scorer=scorer)
     for _ in range(3):
         mixture = balancer.step().mixture
         assert 0.7 - 1e-9 <= mixture["c"] <= 0.75 + 1e-9
         assert mixture["a"] <= 0.05 + 1e-9
 
 
-@pytest.mark.parametrize("scorer", [None, Scorer(lr=5.0)])
+@pytest.mark.parametrize("scorer", [Anchored(), Scorer(lr=5.0)])
 def test_no_dataset_is_gone_through_more_often_than_allowed(scorer):
     sizes, steps, per_step = {"a": 10, "b": 300, "c": 600}, 60, 10
     balancer = Balancer(
@@ -152,7 +152,7 @@ def test_the_dev_sets_may_want_something_else_than_training():
         return -model(x).softmax(-1).gather(1, y[:, None]).mean()
 
     model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
-    update = default(model, train, dev, dev_loss=accuracy_lost, batches=1, priority="low").step()
+    update = anchored(model, train, dev, dev_loss=accuracy_lost, batches=1, priority="low").step()
     weights = reference.priority("low", model, loss, dev)  # ranked by the loss, not by what the dev sets want
     assert update.weights == pytest.approx(weights)
     for name in NAMES:
@@ -164,10 +164,10 @@ def test_the_dev_sets_may_want_something_else_than_training():
 
 def test_the_budget_says_how_often_and_one_line_says_what_was_chosen(caplog):
     with caplog.at_level(logging.INFO, "multidds"):
-        balancer = default(every=None, batches=None, steps=30_000, budget=0.02)
+        balancer = anchored(every=None, batches=None, steps=30_000, budget=0.02)
     assert balancer.every == 600  # 2 batches of 3 + 3 sets are 12 passes
     assert "an update every 600 steps, 50 in all, 12 probe batches each (2.0%)" in caplog.text
-    assert default(every=None, batches=None, steps=300_000).every == 2400  # 8 batches: more would not be better
+    assert anchored(every=None, batches=None, steps=300_000).every == 2400  # 8 batches: more would not be better
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_the_budget_says_how_often_and_one_line_says_what_was_chosen(caplog):
     ],
 )  # fmt: skip
 def test_too_few_updates_are_said_with_what_to_set(caplog, options, sentence):
-    default(**options)
+    anchored(**options)
     assert sentence in caplog.text
 
 
@@ -200,8 +200,8 @@ def test_too_few_updates_are_said_with_what_to_set(caplog, options, sentence):
 )
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
-        default(**options)
+        anchored(**options)
     with pytest.raises(TypeError, match="dev_loss must be a function"):
-        default(dev_loss=3)
+        anchored(dev_loss=3)
     with pytest.raises(TypeError, match="scorer must be a Scorer or Anchored"):
-        default(scorer=nn.Linear(1, 1))
+        anchored(scorer=nn.Linear(1, 1))
