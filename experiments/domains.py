@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import multidds
-from multidds import Balancer, Mixture, MixtureSampler, Replay, Scorer, batches_of
+from multidds import Anchored, Balancer, Mixture, MixtureSampler, Replay, Scorer, batches_of
 
 STEPS = {"under-trained": 800, "data-limited": 800}  # 1.5 and 10 passes over all data
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth
@@ -41,8 +41,9 @@ PAPER: dict[str, dict[str, Any]] = {  # what differs from Balancer's own default
     # The control: equal rewards only drift from the prior to uniform.
     "constant": {"reward": lambda alignment, weights: torch.ones(len(alignment.train_names)), "sketch": 1},
 }
-OURS = ("default", "shuffled")  # Balancer with nothing said, and the same with the probes of other datasets
-METHODS = (*STATIC, "unimax", *SCHEDULED, *PAPER, *OURS)
+# The anchored rule; its anchor alone, tilted twice as much, and with the probes of other datasets: {name: strength}.
+OURS = {"anchored": 0.5, "anchor": 0.0, "twice": 1.0, "shuffled": 0.5}
+METHODS = (*STATIC, "unimax", "planned", *SCHEDULED, *PAPER, *OURS)
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,8 @@ def prior(config: Config, sizes: Mapping[str, int]) -> Mixture:
     """The mixture that a run starts with."""
     if config.method == "unimax":
         return Mixture.unimax(sizes, budget=config.steps * config.batch, max_passes=MAX_PASSES)
+    if config.method == "planned":
+        return Mixture.planned(sizes, examples=config.steps * config.batch)
     return Mixture.temperature(sizes, {**STATIC, "cooldown": 5}.get(config.method, 1))
 
 
@@ -157,6 +160,8 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
     arguments = dict(PAPER.get(config.method, {}))
     if config.method in PAPER:
         arguments["scorer"] = Scorer(lr=config.scorer_lr)
+    else:
+        arguments["scorer"] = Anchored(strength=OURS[config.method])
     probed = dict(corpus.train)
     if config.method == "shuffled":  # every dataset is rewarded for what another one does
         names = sorted(probed)
@@ -169,6 +174,9 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
         train={name: batches_of(probed[name], config.probe) for name in corpus.train},
         dev={name: batches_of(windows, config.probe) for name, windows in corpus.dev.items()},
         every=max(1, config.steps // config.updates),
+        steps=config.steps,
+        sizes={name: len(windows) for name, windows in corpus.train.items()},
+        examples=config.steps * config.batch,
         seed=config.seed,
         **arguments,
     )
@@ -226,7 +234,15 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
         update = mover.step()
         clock.charge("updates")
         if update is not None and learned:
-            updates.append({"step": step, "mixture": update.mixture, "rewards": update.rewards})
+            updates.append(
+                {
+                    "step": step,
+                    "mixture": update.mixture,
+                    "rewards": update.rewards,
+                    "noise": update.noise,
+                    "signal": update.signal,
+                }
+            )
         if step in marks:
             dev = scores(averaged, corpus.dev)
             curve.append({"step": step, "mixture": mixture.probabilities, "passes": sampler.passes, "dev": dev})

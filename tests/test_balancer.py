@@ -28,6 +28,8 @@ def balancer_of(train=None, dev=None, model=None, **kwargs):
     dev = dev if dev is not None else batches(DEV, seed=1)
     mixture = kwargs.pop("mixture", None) or Mixture.proportional({name: SIZES.get(name, 1) for name in train})
     compute = kwargs.pop("loss", loss)
+    if "reward" not in kwargs and "scorer" not in kwargs:
+        kwargs["reward"] = "multidds-s"  # and with it the paper's rule; the default has tests of its own
     return Balancer(mixture, model or mlp(), compute, train=train, dev=dev, **{"every": 1, **kwargs})
 
 
@@ -331,7 +333,7 @@ def test_what_is_not_finite_never_reaches_the_mixture(where, what, priority):
     x, _y = (train if where == "train" else dev)[{"train": "b", "dev": "y"}[where]][0]
     balancer = balancer_of(train, dev, priority=priority, scorer=Scorer(optimizer=torch.optim.Adam))
     before = balancer.step().mixture
-    scorer = json.dumps(balancer.state_dict()["scorer"])
+    scorer = json.dumps(balancer.state_dict()["rule"])
     x[0, 0] = what
     update = balancer.step()
     assert "is not finite" in update.skipped
@@ -339,7 +341,7 @@ def test_what_is_not_finite_never_reaches_the_mixture(where, what, priority):
     ahead = balancer_of(train, dev, priority=priority, step_ahead=0.1).step()
     assert {"train": "dataset 'b'", "dev": "dev set 'y'"}[where] in ahead.skipped
     assert update.mixture == before == balancer.mixture.probabilities
-    assert json.dumps(balancer.state_dict()["scorer"]) == scorer
+    assert json.dumps(balancer.state_dict()["rule"]) == scorer
     x[0, 0] = 0.0
     assert balancer.step().skipped is None
 

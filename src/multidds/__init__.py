@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import priorities, rewards
     from .alignment import Alignment
+    from .anchored import Anchored
     from .balancer import Balancer
     from .draws import Draws, Order
     from .mixture import Mixture, Replay
     from .probing import probe
     from .sampling import MixtureSampler, interleave
+    from .schedule import Schedule
     from .scorer import Scorer
     from .sources import batches_of
     from .update import Update
@@ -22,12 +24,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alignment",
+    "Anchored",
     "Balancer",
     "Draws",
     "Mixture",
     "MixtureSampler",
     "Order",
     "Replay",
+    "Schedule",
     "Scorer",
     "Update",
     "batches_of",
@@ -39,12 +43,14 @@ __all__ = [
 
 _HOMES = {
     "Alignment": "alignment",
+    "Anchored": "anchored",
     "Balancer": "balancer",
     "Draws": "draws",
     "Mixture": "mixture",
     "MixtureSampler": "sampling",
     "Order": "draws",
     "Replay": "mixture",
+    "Schedule": "schedule",
     "Scorer": "scorer",
     "Update": "update",
     "batches_of": "sources",

@@ -7,16 +7,20 @@ the mixture (a rule: `scorer`).
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .anchored import Anchored
 from .checks import check_names, check_step_ahead, check_whole
-from .estimating import STABILIZED, Estimator
+from .estimating import STABILIZED, Estimate, Estimator
+from .limits import Bounds, Limits
 from .mixture import Mixture, check_mixture
+from .pace import Pace, advice, chosen
+from .plan import planned
 from .priorities import Priority
 from .probing import Loss, Prober
 from .rewards import Reward
@@ -35,12 +39,22 @@ class Balancer:
     model, loss: loss(model, batch) is the mean loss of a batch, a scalar tensor; the one that training minimises.
     train, dev: {name: source of probe batches}: a DataLoader, a list of batches, a function generator -> batch (see
         `batches_of`), or an iterable with state_dict and load_state_dict. The names of train are those of the mixture.
-    every: optimizer steps between updates.
-    reward: what a dataset is worth: "multidds", "multidds-s" (the default: every dev set counts alike, however large
-        its gradient is), "moving-average", or a function (alignment, weights) -> tensor [n], which needs `sketch`.
+    every: optimizer steps between updates. None: as often as the budget buys.
+    steps: optimizer steps of the whole training, where they are known.
+    budget: probe batches per training batch that updates may take, where `every` is None.
+    dev_loss: (model, batch) -> scalar tensor that the dev sets want small; None: the training loss.
+    reward: what a dataset is worth: None or "multidds-s": the mean of its cosines with the dev sets, however large
+        their gradients are; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which
+        needs `sketch`.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
-    scorer: how rewards move the mixture: Scorer(...).
-    batches: probe batches per dataset and dev set, per process. More of them make less noise, and cost more.
+    scorer: how rewards move the mixture: the paper's Scorer(...), the default, or Anchored(...).
+    sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both, the
+        anchor of Anchored is planned for this length of training; else it is the prior.
+    max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
+        sizes, examples and steps.
+    bounds: {name: (low, high)}: limits of shares, which every rule keeps.
+    batches: probe batches per dataset and dev set, per process; None: 2 with Anchored, which compares their halves,
+        else 1. More of them make less noise, and cost more.
     mode: "train" or "eval": whether dropout and the like are on in probes.
     step_ahead: a step size for the step-ahead of Algorithm 1, which costs n + n * K passes; None: no step ahead.
     sketch: None: no table. "exact" or a number of buckets, such as 2**16: each update has its table of inner products.
@@ -51,7 +65,7 @@ class Balancer:
 
     An update costs n + K forward and backward passes (n + n * K with step-ahead) per probe batch, and the
     memory of one parameter-sized vector. It leaves the model, its gradients and all random states as they were.
-    `docs/method.md` connects all of this with the paper.
+    `docs/method.md` explains the rules and connects all of this with the paper.
     """
 
     def __init__(
@@ -62,11 +76,18 @@ class Balancer:
         *,
         train: Mapping[str, Any],
         dev: Mapping[str, Any],
-        every: int,
-        reward: str | Reward = "multidds-s",
+        every: int | None = None,
+        steps: int | None = None,
+        budget: float = 0.02,
+        dev_loss: Loss | None = None,
+        reward: str | Reward | None = None,
         priority: Priority = "regular",
-        scorer: Scorer | None = None,
-        batches: int = 1,
+        scorer: Scorer | Anchored | None = None,
+        sizes: Mapping[str, float] | None = None,
+        examples: float | None = None,
+        max_passes: float | Mapping[str, float] | None = None,
+        bounds: Bounds | None = None,
+        batches: int | None = None,
         mode: str = "train",
         step_ahead: float | None = None,
         sketch: int | str | None = None,
@@ -76,30 +97,26 @@ class Balancer:
         seed: int = 0,
     ) -> None:
         _check_data(mixture, train, dev)
-        _check_choices(loss, reward, scorer, sketch, seed)
-        check_whole("Balancer", every=every, batches=batches)
+        _check_choices(loss, dev_loss, reward, scorer, sketch, seed)
         check_step_ahead("Balancer", step_ahead)
-        prober = Prober(model, loss, params, mode, seed, owner="Balancer")
-        if step_ahead is not None:
-            prober.refuse_narrow_steps()
-        _check_memory(prober, mixture, dev, reward, sketch)
-        self._prober = prober
-        self._estimator = Estimator(
-            mixture.names,
-            prober,
-            ProbeSources("Balancer", {"train": train, "dev": dev}, seed),
-            dev_names=dev,
-            reward=reward,
-            batches=batches,
-            step_ahead=step_ahead,
-            sketch=sketch,
-            decay=decay,
-            optimizer=optimizer,
-        )
-        self.mixture, self.every, self.priority = mixture, every, priority
-        self._order = sorted(mixture.names)  # of the logits: a state fits whatever order the datasets are given in
-        self._logits = (Scorer() if scorer is None else scorer).started([mixture[name] for name in self._order])
-        self._steps = 0
+        rule, anchored = scorer or Scorer(), isinstance(scorer, Anchored)
+        looks = len(train) * (1 + len(dev)) if step_ahead else len(train) + len(dev)
+        pace = _pace(looks, every, steps, budget, batches, comparing=anchored)
+        self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
+        reward = "multidds-s" if reward is None else reward
+        _check_model(self._prober, mixture, dev, reward, sketch, step_ahead)
+        sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
+        choices: dict[str, Any] = {"reward": reward, "step_ahead": step_ahead, "sketch": sketch, "decay": decay}
+        choices |= {"batches": pace.batches, "optimizer": optimizer, "noise": anchored, "dev_names": dev}
+        self._estimator = Estimator(mixture.names, self._prober, sources, **choices)
+        self.mixture, self.every, self.priority = mixture, pace.every, priority
+        self._limits = Limits(mixture.names, bounds, sizes, examples, steps, max_passes)
+        self._order = sorted(mixture.names)  # of the rule: a state fits whatever order the datasets are given in
+        self._prior = self._anchor = [mixture[name] for name in self._order]
+        if anchored and sizes is not None and examples is not None:
+            self._anchor = list(map(planned(sizes, examples).__getitem__, self._order))
+        self._rule = rule.started(self._prior)
+        self._steps, self._frozen = 0, False
         self.history: deque[Update] = deque(maxlen=_HISTORY)  # the last updates, without their tables
 
     def step(self) -> Update | None:
@@ -107,14 +124,21 @@ class Balancer:
 
         Where the update raises, the step is not counted: what is saved then makes the update after a resume.
         """
+        self._limits.count(self._steps + 1, self.mixture)
         update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
         self._steps += 1
         return update
 
     @property
     def steps_until_update(self) -> int:
-        """How many more calls of `step()` there are up to the one that updates the mixture: 1 is the next."""
-        return self.every - self._steps % self.every
+        """How many more calls of `step()` there are up to the one that updates the mixture: 1 is the next. A frozen
+        balancer has none ahead, and says 2**62.
+        """
+        return 2**62 if self._frozen else self.every - self._steps % self.every
+
+    def freeze(self) -> None:
+        """Stop learning and keep the mixture as it is; `step()` goes on counting. Part of the state."""
+        self._frozen = True
 
     def update(self) -> Update:
         """One update now, without counting a step."""
@@ -124,10 +148,11 @@ class Balancer:
         """Estimate what each dataset is worth, and move the mixture: Algorithm 1, from "Estimate the effect" on."""
         began = time.perf_counter()
         found = self._estimator.estimate({"mixtures": self.mixture.probabilities, "steps": step})
-        skipped = found.trouble or self._move_mixture(found.rewards)
+        skipped = found.trouble or self._move_mixture(found, step)
+        mixture = self.mixture.probabilities
         update = Update(
             step=step,
-            mixture=self.mixture.probabilities,
+            mixture=mixture,
             rewards=found.rewards,
             dev_losses=found.dev_losses,
             train_losses=found.train_losses,
@@ -135,17 +160,23 @@ class Balancer:
             alignment=found.alignment,
             seconds=time.perf_counter() - began,
             skipped=skipped,
-            notes=(*found.notes, *self._logits.notes(list(found.rewards.values()))),
+            notes=(*found.notes, *self._rule.notes(list(found.rewards.values()))),
+            noise=found.noise,
+            signal=self._rule.signal,
+            drift=_distance(mixture, self._order, self._prior),
+            learned=_distance(mixture, self._order, self._anchor),
+            probed=tuple(found.rewards),
         )
         self.history.append(replace(update, alignment=None))
         return update
 
-    def _move_mixture(self, rewards: Mapping[str, float]) -> str | None:
-        """The step of the rule; returns why the mixture did not move, if it did not."""
-        probabilities = self._logits.step([rewards[name] for name in self._order])
+    def _move_mixture(self, found: Estimate, step: int) -> str | None:
+        """The step of the rule within the limits; returns why the mixture did not move, if it did not."""
+        noise = [found.noise[name] for name in self._order] if found.noise else None
+        probabilities = self._rule.step([found.rewards[name] for name in self._order], noise, self._anchor)
         if probabilities is None:
-            return "the scorer step did not give finite probabilities"
-        self.mixture.move(dict(zip(self._order, probabilities, strict=True)))
+            return "the rewards gave no finite probabilities"
+        self.mixture.move(self._limits.applied(dict(zip(self._order, probabilities, strict=True)), step))
         return None
 
     def observe(self, name: str) -> None:
@@ -190,20 +221,27 @@ class Balancer:
         """
         return {
             "steps": self._steps,
+            "frozen": self._frozen,
             "mixture": self.mixture.state_dict(),
-            "scorer": self._logits.state_dict(),
+            "prior": self._prior,
+            "rule": self._rule.state_dict(),
+            "limits": self._limits.state_dict(),
             **self._estimator.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where the other balancer was; moves the shared mixture."""
         self._estimator.check_state(state)
-        self._logits.check_state(state["scorer"])
+        self._rule.check_state(state["rule"])
         self.mixture.check_state(state["mixture"])
         self._estimator.load_state_dict(state)
-        self._logits.load_state_dict(state["scorer"])
+        self._rule.load_state_dict(state["rule"])
         self.mixture.load_state_dict(state["mixture"])
-        self._steps = int(state["steps"])
+        self._limits.load_state_dict(state["limits"])
+        if self._anchor is self._prior:
+            self._anchor = state["prior"]
+        self._prior = state["prior"]
+        self._steps, self._frozen = int(state["steps"]), bool(state["frozen"])
 
 
 def _check_data(mixture: Mixture, train: Mapping[str, Any], dev: Mapping[str, Any]) -> None:
@@ -216,27 +254,60 @@ def _check_data(mixture: Mixture, train: Mapping[str, Any], dev: Mapping[str, An
             raise ValueError(f"Balancer: the prior of {name!r} is 0, which no update can change; leave it out.")
 
 
-def _check_choices(loss: object, reward: object, scorer: object, sketch: object, seed: object) -> None:
-    if not callable(loss):
-        raise TypeError(
-            f"Balancer: loss must be a function (model, batch) -> scalar tensor, got {type(loss).__name__}."
-        )
-    if scorer is not None and not isinstance(scorer, Scorer):
-        raise TypeError(f"Balancer: scorer must be a Scorer, got {type(scorer).__name__}.")
+def _check_choices(
+    loss: object, dev_loss: object, reward: object, scorer: object, sketch: object, seed: object
+) -> None:
+    for word, given in (("loss", loss), ("dev_loss", dev_loss)):
+        if not callable(given) and (given is not None or word == "loss"):
+            raise TypeError(
+                f"Balancer: {word} must be a function (model, batch) -> scalar tensor, got {type(given).__name__}."
+            )
+    if scorer is not None and not isinstance(scorer, (Scorer, Anchored)):
+        raise TypeError(f"Balancer: scorer must be a Scorer or Anchored, got {type(scorer).__name__}.")
     if not isinstance(seed, int):
         raise TypeError(f"Balancer: seed must be a whole number, got {seed!r}.")
     if sketch is True or not (sketch in (None, "exact") or (isinstance(sketch, int) and sketch >= 1)):
         raise ValueError(f"Balancer: sketch must be None, 'exact' or a number of buckets, but it is {sketch!r}.")
-    if not callable(reward) and reward not in STABILIZED:
+    if reward is not None and not callable(reward) and reward not in STABILIZED:
         raise ValueError(
             f"Balancer: reward must be one of {', '.join(map(repr, STABILIZED))} or a function, got {reward!r}."
         )
 
 
-def _check_memory(
-    prober: Prober, mixture: Mixture, dev: Mapping[str, Any], reward: str | Reward, sketch: int | str | None
+def _pace(
+    looks: int, every: int | None, steps: int | None, budget: float, batches: int | None, comparing: bool
+) -> Pace:
+    """When updates come; says what was chosen, and what to do where it is not enough."""
+    given = {"every": every, "steps": steps, "batches": batches}
+    check_whole("Balancer", **{word: value for word, value in given.items() if value is not None})
+    if not 0 < budget <= 100:
+        raise ValueError(f"Balancer: budget must be positive, probe batches per training batch, but it is {budget}.")
+    pace = chosen(looks, every, steps, budget, batches, least_batches=2 if comparing else 1)
+    if every is None:
+        _log.info("Balancer: %s.", pace)
+    if (sentence := advice(pace, steps, budget if every is None else None)) is not None:
+        if pace.updates == 0 and every is None:
+            raise ValueError(f"Balancer: {sentence}, or set every={max(1, (steps or 1) // 20)}.")
+        _log.warning("Balancer: %s.", sentence)
+    return pace
+
+
+def _distance(mixture: Mapping[str, float], order: Sequence[str], other: Sequence[float]) -> float:
+    """Total variation: half of the sum of the differences."""
+    return sum(abs(mixture[name] - p) for name, p in zip(order, other, strict=True)) / 2
+
+
+def _check_model(
+    prober: Prober,
+    mixture: Mixture,
+    dev: Mapping[str, Any],
+    reward: str | Reward,
+    sketch: int | str | None,
+    step_ahead: float | None,
 ) -> None:
-    """Say what keeps many gradients, and refuse a reward that would need a table without one."""
+    """Say what keeps many gradients, and refuse what this model or this choice cannot give."""
+    if step_ahead is not None:
+        prober.refuse_narrow_steps()
     if callable(reward) and sketch is None:
         size = _readable((len(dev) + 1) * prober.vector_bytes)
         raise ValueError(

@@ -6,10 +6,10 @@ rewards do to the mixture is the rule's, and when is the balancer's.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,13 +21,18 @@ from .checks import check_names
 from .gradients import Gradient, norm
 from .metric import AdamMetric
 from .probing import Prober
-from .rewards import Reward
+from .rewards import Reward, multidds, multidds_s, redraw_noise
+from .sketch import Sketcher
 from .sources import ProbeSources
 from .sweep import Direction, Findings, Losses, Taken, sweep
-from .table import Table, sketcher_of
+from .table import Halves, Table, sketcher_of
 
 # {name: does v sum the dev gradients themselves, or their directions?}
 STABILIZED = {"multidds": False, "multidds-s": True, "moving-average": False}
+_OF_TABLE: dict[str, Reward] = {"multidds": multidds, "multidds-s": multidds_s}
+_NOISE_BUCKETS = 2**15  # of the sketches of both halves: cosines to 0.005, well below the noise that is looked for
+
+Halfway: TypeAlias = Callable[[Gradient], None] | None
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Estimate:
     """What one round of probes found."""
 
     rewards: dict[str, float]
+    noise: dict[str, float]  # standard errors of the rewards; empty where they were not estimated
     dev_losses: dict[str, float]
     train_losses: dict[str, float]
     weights: dict[str, float]  # of the dev sets
@@ -59,12 +65,16 @@ class Estimator:
         sketch: int | str | None,
         decay: float,
         optimizer: torch.optim.Optimizer | None,
+        noise: bool,
     ) -> None:
         self._names, self._dev_names = tuple(names), tuple(dev_names)
         self._prober, self._sources = prober, sources
         self._reward, self._batches, self._step_ahead, self._sketch = reward, batches, step_ahead, sketch
         self._sketcher = sketcher_of(sketch)
         self._optimizer, self._decay = optimizer, decay
+        # Halves of a probe say how noisy it is, where a reward is a function of gradients that were just taken.
+        plain = step_ahead is None and optimizer is None and reward != "moving-average"
+        self._noise_sketcher = Sketcher(_NOISE_BUCKETS) if noise and plain and batches > 1 else None
         self._meet_parameters()
         self._priority: priorities.Priority = "regular"
         self._dev_losses: dict[str, float] | None = None
@@ -126,10 +136,12 @@ class Estimator:
             findings.check("loss", "dev set", ranking)
             direction = None if callable(self._reward) else Direction(weights, STABILIZED[self._reward])
             table = None if self._sketch is None else self._new_table()
+            halves = self._new_halves()
+            halfway = None if halves is None else halves.halfway
             sweep(
-                self._dev_gradients(dev_batches, weights),
-                self._train_gradients(findings),
-                [each for each in (losses, findings, direction, table) if each is not None],
+                self._dev_gradients(dev_batches, weights, halfway),
+                self._train_gradients(findings, halfway),
+                [each for each in (losses, findings, direction, table, halves) if each is not None],
                 ahead=partial(self._prober.moved, step=self._step_ahead) if self._step_ahead else None,
                 metric=None if self._metric is None else self._metric.applied,
             )
@@ -137,10 +149,13 @@ class Estimator:
         alignment = None if table is None else table.alignment(losses, self._names)
         rewards = self._rewards(direction, alignment, weights)
         findings.check("reward", "dataset", rewards)
+        noise = {} if halves is None else self._noise(*halves.alignments(losses, self._names), weights)
         notes = [f"{what} is zero: its cosine counts as 0" for what in dict.fromkeys(findings.zero)]
         if direction is not None and direction.cancelled:
             notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
-        return Estimate(rewards, losses.of_dev, losses.of_train, weights, alignment, findings.trouble(), tuple(notes))
+        return Estimate(
+            rewards, noise, losses.of_dev, losses.of_train, weights, alignment, findings.trouble(), tuple(notes)
+        )
 
     def _check_replicas(self, agreed: Mapping[str, Any]) -> None:
         """Ranks that disagree would average gradients of different things, wait for each other, or drift apart."""
@@ -188,18 +203,20 @@ class Estimator:
         weights = self._prober.replicas.gathered(weights)[0]
         return {name: weights[name] for name in self._dev_names}
 
-    def _dev_gradients(self, batches: Mapping[str, Iterable[Any]], weights: Mapping[str, float]) -> dict[str, Taken]:
+    def _dev_gradients(
+        self, batches: Mapping[str, Iterable[Any]], weights: Mapping[str, float], halfway: Halfway
+    ) -> dict[str, Taken]:
         """Of the dev sets that count; a table is asked for to see all."""
         return {
-            name: partial(self._prober.gradient, ("dev", name, self._rounds), batches[name], self._batches)
+            name: partial(self._prober.gradient, ("dev", name, self._rounds), batches[name], self._batches, halfway)
             for name in self._dev_names
             if weights[name] or self._sketch is not None
         }
 
-    def _train_gradients(self, findings: Findings) -> dict[str, Taken]:
+    def _train_gradients(self, findings: Findings, halfway: Halfway) -> dict[str, Taken]:
         def probed(name: str) -> tuple[Gradient, float]:
             key = ("train", name, self._rounds)
-            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._batches)
+            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._batches, halfway)
             if self._step_ahead or self._averages:  # before the dev sets see it, or an average leaves it out
                 findings.check("gradient", "dataset", {name: norm(gradient)})
             return gradient, loss
@@ -217,6 +234,20 @@ class Estimator:
 
     def _new_table(self) -> Table:
         return Table(self._prober.params, self._prober.names, self._sketcher, self._step_ahead is not None)
+
+    def _new_halves(self) -> Halves | None:
+        if self._noise_sketcher is None:
+            return None
+        prober = self._prober
+        return Halves(prober.params, prober.names, self._noise_sketcher, self._batches, prober.replicas.average)
+
+    def _noise(self, first: Alignment, second: Alignment, weights: Mapping[str, float]) -> dict[str, float]:
+        by = self._reward if callable(self._reward) else _OF_TABLE[self._reward]
+        # A table may have dev sets of weight 0; without one they were not probed.
+        given = torch.tensor([weights[name] for name in first.dev_names], dtype=torch.float64, device="cpu")
+        noise = redraw_noise(by(first, given), by(second, given)).tolist()
+        gathered: list[dict[str, float]] = self._prober.replicas.gathered(dict(zip(self._names, noise, strict=True)))
+        return gathered[0]
 
     def _rewards(
         self, direction: Direction | None, alignment: Alignment | None, weights: Mapping[str, float]

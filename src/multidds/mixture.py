@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from .checks import check_names, listed
+from .plan import WORTH, planned
 
 _SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
 _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
@@ -75,6 +76,20 @@ class Mixture:
             shares[name] = min(left / (len(sizes) - taken), max_passes * sizes[name])
             left -= shares[name]
         return cls(_normalised(shares))
+
+    @classmethod
+    def planned(cls, sizes: Mapping[str, float], examples: float, worth: float = WORTH) -> "Mixture":
+        """What a training of this length wants of each dataset: near uniform if short, proportional if long.
+
+        It maximises the sum over datasets of log(effective examples), where repeated examples are worth less and less
+        (Muennighoff et al. 2023; `worth` is their R*, in passes). `examples`: what the whole training will draw, in
+        the unit of the sizes.
+        """
+        sizes = _checked_sizes("Mixture.planned", sizes)
+        for word, value in (("examples", examples), ("worth", worth)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"Mixture.planned: {word} must be positive and finite, but it is {value}.")
+        return cls(planned(sizes, examples, worth))
 
     @property
     def names(self) -> tuple[str, ...]:

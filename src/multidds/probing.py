@@ -28,12 +28,19 @@ class Prober:
     """Takes gradients of one model's loss. All work happens inside `with prober.invisible():`."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, params: Iterable[Tensor] | None, mode: str, seed: int, owner: str
+        self,
+        model: nn.Module,
+        loss: Loss,
+        params: Iterable[Tensor] | None,
+        mode: str,
+        seed: int,
+        owner: str,
+        dev_loss: Loss | None = None,
     ) -> None:
         if mode not in ("train", "eval"):
             raise ValueError(f"{owner}: mode must be 'train' or 'eval', but it is {mode!r}.")
         self.model, self._group = _unwrapped(model, owner)
-        self._loss, self._mode, self.seed = loss, mode, seed
+        self._loss, self._dev_loss, self._mode, self.seed = loss, dev_loss or loss, mode, seed
         self._chosen = None if params is None else set(params)
         self._owner = owner
         self.meet_parameters()
@@ -110,22 +117,31 @@ class Prober:
             self._restore_buffers()
             del self._buffers
 
-    def gradient(self, key: tuple[str, str, int], batches: Iterable[Any], count: int) -> tuple[Gradient, float]:
+    def gradient(
+        self,
+        key: tuple[str, str, int],
+        batches: Iterable[Any],
+        count: int,
+        halfway: Callable[[Gradient], None] | None = None,
+    ) -> tuple[Gradient, float]:
         """The gradient of the mean loss over `count` batches of every replica, and that loss.
 
-        `key` is (role, name, number of the update): it seeds what is random in the forward pass.
+        `key` is (role, name, number of the update): it seeds what is random in the forward pass. `halfway` sees what
+        the first half of this replica's batches adds to the mean.
         """
         narrow = any(wide(p.dtype) != p.dtype for p in self.params)
         total, losses = None, []
         with self.replicas.failing_together():
-            for j, batch in self._numbered(batches, count):
+            for done, (j, batch) in enumerate(self._numbered(batches, count), start=1):
                 with self._seeded(key, j):
-                    loss = self._checked_loss(key, batch)
+                    loss = self._checked_loss(key, batch, self._dev_loss if key[0] == "dev" else self._loss)
                     # With `inputs` reentrant checkpointing does not work, so only where it is needed.
                     torch.autograd.backward(loss / count, inputs=None if self._chosen is None else self.params)
                 losses.append(loss.detach())
                 if narrow and count * self.replicas.size > 1:  # float32 sums: .grad itself would round
                     total = added(total, self._taken())
+                if halfway is not None and done == count // 2:
+                    halfway([p.grad for p in self.params] if total is None else total)
         gradient = total if total is not None else self._taken()
         if self.replicas.size > 1:
             gradient = [
@@ -142,7 +158,7 @@ class Prober:
             self.model.eval()
             for j, batch in self._numbered(batches, count):
                 with self._seeded(key, j):
-                    losses.append(self._checked_loss(key, batch))
+                    losses.append(self._checked_loss(key, batch, self._loss))
         _set_flags(flags)
         return self._mean(losses)
 
@@ -173,8 +189,8 @@ class Prober:
         yield
         self._restore_buffers()  # so that no probe can change what the next one sees
 
-    def _checked_loss(self, key: tuple[str, str, int], batch: Any) -> Tensor:
-        loss = self._loss(self.model, batch)
+    def _checked_loss(self, key: tuple[str, str, int], batch: Any, of: Loss) -> Tensor:
+        loss = of(self.model, batch)
         role, name, _ = key
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

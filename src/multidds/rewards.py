@@ -4,6 +4,7 @@ A reward takes (alignment, weights) and returns a tensor [train]; `weights` [dev
 the dev sets, summing to 1 (None: equal). Section 3 (R) and section 4 (R', "stabilized") of the paper.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -25,6 +26,18 @@ def multidds(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
 def multidds_s(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
     """R'_i = sum_k w_k cos(d_k, t_i): every dev set counts by its direction, however large its gradient is."""
     return _weights(alignment, weights) @ alignment.cosines()
+
+
+def redraw_noise(first: Tensor, second: Tensor) -> Tensor:
+    """The standard error of rewards [train] from those of the two halves of their probe, one draw each.
+
+    What all rewards have in common is left out: it moves no mixture. Half of the difference of two halves has the
+    variance of their mean.
+    """
+    difference = first - second
+    centred = difference - difference.mean()
+    n = len(centred)
+    return centred.abs() * (0.5 * math.sqrt(n / max(n - 1, 1)))
 
 
 def _weights(alignment: Alignment, weights: Tensor | None) -> Tensor:

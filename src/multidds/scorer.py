@@ -60,6 +60,8 @@ class Scorer:
 class Logits:
     """The logits of one mixture (the paper's psi), and the state of the optimizer that moves them."""
 
+    signal = math.nan  # this rule does not ask how much of the rewards is noise
+
     def __init__(self, settings: Scorer, prior: Sequence[float]) -> None:
         self._settings = settings
         self._smallest = settings.floor * min(prior)
@@ -72,8 +74,13 @@ class Logits:
             self.values = torch.tensor(prior, dtype=torch.float64, device="cpu").log()
             self._optimizer = settings.optimizer([self.values], lr=settings.lr)
 
-    def step(self, rewards: Sequence[float]) -> list[float] | None:
-        """One update. The new probabilities, or None, with nothing changed, if they would not be finite."""
+    def step(
+        self, rewards: Sequence[float], noise: Sequence[float] | None = None, anchor: Sequence[float] | None = None
+    ) -> list[float] | None:
+        """One update. The new probabilities, or None, with nothing changed, if they would not be finite.
+
+        The paper's rule knows neither noise nor anchor.
+        """
         with torch.inference_mode(False), torch.no_grad():
             return self._step(torch.tensor(rewards, dtype=torch.float64, device="cpu"))
 
@@ -118,6 +125,8 @@ class Logits:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not go on from."""
         own = type(self._optimizer).__name__
+        if "logits" not in state:
+            raise ValueError("Scorer: the state is of another rule.")
         if state["optimizer"] != own:
             raise ValueError(f"Scorer: the state is of the optimizer {state['optimizer']}, but this one has {own}.")
         if len(state["logits"]) != len(self.values):

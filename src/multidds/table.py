@@ -1,6 +1,6 @@
 """Collects the inner products of a sweep into an `Alignment`: from whole gradients, or from sketches of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,10 +28,15 @@ class Table:
         self._train_norms: list[float] = []
 
     def dev(self, look: Look) -> None:
-        self._devs.append(self._kept(look.gradient))
+        self.add_dev(self.kept(look.gradient))
 
     def train(self, look: Look) -> None:
-        train = self._kept(look.gradient)
+        self.add_train(self.kept(look.gradient))
+
+    def add_dev(self, dev: Tensor) -> None:
+        self._devs.append(dev)
+
+    def add_train(self, train: Tensor) -> None:
         self._train_norms.append(norm([train]))
         if self._sketcher is not None and not self._step_ahead:
             self._trains.append(train)
@@ -57,8 +62,8 @@ class Table:
             dev_losses=losses.of_dev,
         )
 
-    def _kept(self, gradient: Gradient) -> Tensor:
-        """What is remembered of a gradient: one flat vector, whole or sketched."""
+    def kept(self, gradient: Gradient, average: Callable[[Iterable[Tensor]], None] | None = None) -> Tensor:
+        """What is remembered of a gradient: one flat vector, whole or sketched; `average`: over the replicas."""
         device, dtype = self._params[0].device, wide(self._params[0].dtype)
         if self._sketcher is None:
             filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self._params, gradient, strict=True)]
@@ -67,6 +72,8 @@ class Table:
         for name, g in zip(self._names, gradient, strict=True):
             if g is not None:
                 self._sketcher.add(sketch, name, g.to(device))
+        if average is not None:
+            average([sketch])  # where the gradients are: the backend may reduce nothing on the CPU
         return sketch.cpu()
 
     def _products(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
@@ -77,6 +84,48 @@ class Table:
         with torch.autocast("cpu", enabled=False):  # a few columns at a time: not a copy of all
             parts = [stacked @ torch.stack(columns[i : i + 64]).T for i in range(0, len(columns), 64)]
         return torch.cat(parts, dim=1).double()
+
+
+class Halves:
+    """Two tables, each of one half of the probe batches: how much would rewards move if the probe were drawn again?
+
+    A collector whose `halfway` must be shown what the first half of the batches adds to each gradient. count: batches
+    per dataset and dev set. average: replaces tensors by their mean over the replicas.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        names: Sequence[str],
+        sketcher: Sketcher,
+        count: int,
+        average: Callable[[Iterable[Tensor]], None],
+    ) -> None:
+        self._tables = [Table(params, names, sketcher, step_ahead=False) for _ in range(2)]
+        self._count, self._average = count, average
+        self._first: Tensor | None = None
+
+    def halfway(self, gradient: Gradient) -> None:
+        self._first = self._tables[0].kept(gradient, self._average)
+
+    def dev(self, look: Look) -> None:
+        for table, half in zip(self._tables, self._split(look), strict=True):
+            table.add_dev(half)
+
+    def train(self, look: Look) -> None:
+        for table, half in zip(self._tables, self._split(look), strict=True):
+            table.add_train(half)
+
+    def _split(self, look: Look) -> tuple[Tensor, Tensor]:
+        """The mean gradients of both halves: sketches are linear."""
+        assert self._first is not None
+        whole, first, before = self._tables[0].kept(look.gradient), self._first, self._count // 2
+        self._first = None
+        return first * (self._count / before), (whole - first) * (self._count / (self._count - before))
+
+    def alignments(self, losses: Losses, names: Sequence[str]) -> tuple[Alignment, Alignment]:
+        first, second = (table.alignment(losses, names) for table in self._tables)
+        return first, second
 
 
 def sketcher_of(sketch: int | str | None) -> Sketcher | None:

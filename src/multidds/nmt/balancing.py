@@ -1,18 +1,22 @@
 """The balancer of a training, made from its config, and its updates as records."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from multidds import Balancer, Mixture, Scorer, Update, rewards
+from multidds import Alignment, Anchored, Balancer, Mixture, Scorer, Update, rewards
 
 from .batches import Batch, Sentences, probe_batches
-from .config import Config
+from .config import Config, MixtureSettings
 from .errors import UserError
 from .prior import constant_rewards
 from .records import AlignmentFacts, Updated
+from .schedule import batches_per_set, planned_sentences
+
+Reward = Callable[[Alignment, Tensor], Tensor]
 
 
 def make_balancer(
@@ -28,26 +32,21 @@ def make_balancer(
     settings = config.mixture
     if settings.method == "static":
         return None
-    optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-    scorer = settings.scorer
+    sizes = {name: len(data) for name, data in train.items()}
     try:
         return Balancer(
             mixture,
             model,
             loss,
-            train={name: probe_batches(data, settings.probe_tokens) for name, data in train.items()},
+            train={name: probe_batches(train[other], settings.probe_tokens) for name, other in _probed(config).items()},
             dev={name: probe_batches(data, settings.probe_tokens) for name, data in dev.items()},
             every=settings.every,
-            reward=constant_rewards if settings.method == "constant" else settings.method,
+            reward=_rewards(settings.method),
             priority=priority,
-            scorer=Scorer(
-                lr=scorer.lr,
-                optimizer=optimizers[scorer.optimizer],
-                inner_steps=scorer.inner_steps,
-                rule=scorer.rule,
-                floor=scorer.floor,
-            ),
-            batches=settings.probe_batches,
+            scorer=_rule(settings),
+            sizes=sizes,
+            examples=planned_sentences(config, train),
+            batches=batches_per_set(settings),
             step_ahead=settings.step_ahead or None,
             sketch=settings.sketch or None,
             decay=settings.decay,
@@ -55,6 +54,35 @@ def make_balancer(
         )
     except ValueError as error:
         raise UserError(f"[mixture] {error}") from None
+
+
+def _probed(config: Config) -> dict[str, str]:
+    """{dataset: the one whose gradients it is rewarded for}: itself, but for the control that shuffles them."""
+    names = list(config.data.names)
+    if config.mixture.method != "shuffled":
+        return {name: name for name in names}
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(config.train.seed)).tolist()
+    return {names[i]: names[j] for i, j in zip(order, [*order[1:], order[0]], strict=True)}  # nobody its own
+
+
+def _rewards(method: str) -> str | Reward:
+    if method == "constant":
+        return constant_rewards
+    return "multidds-s" if method in ("anchored", "shuffled") else method
+
+
+def _rule(settings: MixtureSettings) -> Scorer | Anchored:
+    if settings.method in ("anchored", "shuffled"):
+        return Anchored(strength=settings.strength)
+    optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    scorer = settings.scorer
+    return Scorer(
+        lr=scorer.lr,
+        optimizer=optimizers[scorer.optimizer],
+        inner_steps=scorer.inner_steps,
+        rule=scorer.rule,
+        floor=scorer.floor,
+    )
 
 
 def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated:
@@ -70,4 +98,14 @@ def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated
         )
     groups: dict[str, Any] = {**update.groups(), "passes": passes}
     notes = list(update.notes)
-    return Updated(step=step, **groups, skipped=update.skipped, notes=notes, seconds=update.seconds, alignment=aligned)
+    return Updated(
+        step=step,
+        **groups,
+        signal=None if math.isnan(update.signal) else update.signal,
+        drift=update.drift,
+        learned=update.learned,
+        skipped=update.skipped,
+        notes=notes,
+        seconds=update.seconds,
+        alignment=aligned,
+    )

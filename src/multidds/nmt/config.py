@@ -25,6 +25,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Method = Literal["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "constant"]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(min_length=1)]
 # What may differ between the config of a run and the one it is to go on with.
@@ -206,8 +207,10 @@ class ScorerSettings(Section):
 
 
 class MixtureSettings(Section):
-    method: Literal["static", "multidds", "multidds-s", "moving-average", "constant"] = "multidds-s"
-    prior: Literal["proportional", "temperature", "uniform", "unimax", "explicit"] = "proportional"
+    method: Method = "multidds-s"
+    prior: Literal["proportional", "temperature", "uniform", "unimax", "planned", "explicit"] = "proportional"
+    schedule: Literal["none", "proportional-to-uniform", "cooldown", "reverse-cooldown"] = "none"
+    strength: AtLeast0 = 0.5
     temperature: Above0 = 5.0
     max_passes: Above0 = 4.0
     probabilities: dict[str, float] = {}
@@ -258,6 +261,8 @@ class Config(Section):
                 )
         else:
             self._check_names("[mixture] priority", priority)
+        if self.mixture.schedule != "none" and self.mixture.method != "static":
+            raise ValueError(f"[mixture] a schedule needs method = 'static', but it is {self.mixture.method!r}")
         if self.mixture.prior == "explicit":
             self._check_names("[mixture] probabilities", self.mixture.probabilities)
             if missing := [name for name in self.data.names if name not in self.mixture.probabilities]:

@@ -1,4 +1,4 @@
-"""The mixture that a training starts from, by its config; and the control, which only drifts away from it."""
+"""The mixture that a training starts from, by its config; schedules that move it, and the control that only drifts."""
 
 import math
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from multidds import Alignment, Mixture
+from multidds import Alignment, Mixture, Schedule
 
 from .batches import Sentences
 from .config import Config
-from .schedule import planned_sentences
+from .schedule import planned_sentences, planned_steps
 
 
 def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Sentences]) -> Mixture:
@@ -24,7 +24,24 @@ def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Senten
         return Mixture.uniform(sizes)
     if settings.prior == "unimax":
         return Mixture.unimax(sizes, planned_sentences(config, data), settings.max_passes)
+    if settings.prior == "planned":
+        return Mixture.planned(sizes, planned_sentences(config, data))
     return Mixture.proportional(sizes)
+
+
+def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Schedule | None:
+    """What moves the mixture without learning; None where nothing does."""
+    kind = config.mixture.schedule
+    if kind == "none":
+        return None
+    sizes = {name: len(sentences) for name, sentences in data.items()}
+    proportional, five = Mixture.proportional(sizes), Mixture.temperature(sizes, 5)
+    points: dict[str, list[tuple[float, Mixture]]] = {
+        "proportional-to-uniform": [(0.0, proportional), (0.5, Mixture.uniform(sizes))],
+        "cooldown": [(0.0, five), (0.5, five), (0.5, proportional)],
+        "reverse-cooldown": [(0.0, proportional), (0.5, proportional), (0.5, five)],
+    }
+    return Schedule(mixture, points[kind], steps=max(1, round(planned_steps(config, data))))
 
 
 def constant_rewards(alignment: Alignment, weights: Tensor) -> Tensor:

@@ -56,6 +56,10 @@ class Updated(Record):
     train_loss: Numbers
     dev_loss: Numbers  # of the probe
     dev_weight: Numbers
+    noise: Numbers = {}  # standard errors of the rewards, where the update estimated them
+    signal: float | None = None  # what of the rewards is not noise, 0 to 1
+    drift: float = 0.0  # total variation between the mixture and the prior
+    learned: float = 0.0  # and between the mixture and the one without any reward
     passes: Numbers
     skipped: str | None
     notes: list[str]

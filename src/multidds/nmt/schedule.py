@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 
 from .batches import Sentences
-from .config import Config
+from .config import Config, MixtureSettings
 from .errors import UserError
 
 UPDATES = 50  # wanted in a training, before probes grow beyond the smallest
@@ -37,10 +37,15 @@ def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
     return peak * math.sqrt(max(warmup, 1) / step)
 
 
+def batches_per_set(settings: MixtureSettings) -> int:
+    """Probe batches of an update per dataset and dev set: the anchored rule compares their halves."""
+    return max(2, settings.probe_batches) if settings.method in ("anchored", "shuffled") else settings.probe_batches
+
+
 def probe_passes(config: Config) -> int:
     """Forward and backward passes of an update, each over one probe batch."""
     pairs, settings = len(config.data.names), config.mixture
-    return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * settings.probe_batches
+    return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * batches_per_set(settings)
 
 
 def probe_share(config: Config) -> float:

@@ -28,7 +28,7 @@ from .device import compiler_errors, device_of
 from .errors import UserError
 from .model import make_model
 from .prepare import Prepared
-from .prior import prior_of
+from .prior import prior_of, schedule_of
 from .progress import Display, Progress, stop_signals
 from .records import AnyRecord, Records, Started, Stepped, Validated
 from .run_folder import check_run_folder, write_run_config
@@ -57,6 +57,8 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
             run.watch(batches, tokens, show)
             at.lap("rest")
 
+            if run.schedule is not None:
+                run.schedule.step()
             if run.balancer is not None and (update := run.balancer.step()):
                 at.lap("updates")
                 run.record_update(update, show)
@@ -100,6 +102,7 @@ class Run:
             self.model.compile_layers()
         self.optimizer = self._optimizer()
         self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
+        self.schedule = schedule_of(config, self.data, self.mixture)
         self.stream = Stream(
             self.data,
             self.mixture,
@@ -220,9 +223,8 @@ class Run:
         return "regular" if epoch < self.config.mixture.switch_epoch else self.config.mixture.priority
 
     def steps_until_update(self) -> int:
-        if self.balancer is None:
-            return self.config.train.pool
-        return self.balancer.steps_until_update
+        moving = self.balancer or self.schedule
+        return self.config.train.pool if moving is None else moving.steps_until_update
 
     def record_update(self, update: Update, show: Display) -> None:
         self._record(record_of(update, self.progress.step, self.stream.passes))
@@ -334,6 +336,7 @@ class Run:
             "mixture": self.mixture.state_dict(),
             "stream": self.stream.state_dict(),
             "balancer": balancer,
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "records": self.records.flushed(),
         }
         path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
@@ -360,6 +363,8 @@ class Run:
         self.progress = Progress(**state["progress"])
         if state["balancer"] is not None and self.balancer is not None:
             self.balancer.load_state_dict({**state["balancer"], "tensors": parts["balancer"]})
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
         self.mixture.load_state_dict(state["mixture"])
         self.stream.load_state_dict(state["stream"])
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])

@@ -1,0 +1,105 @@
+"""The default rule: the mixture is an anchor, tilted towards the datasets whose gradients help more than the others'.
+
+P(i) is proportional to q(i) * exp(strength * z(i)). q is the anchor, a mixture that is good without any learning. z(i)
+is how much better than the others dataset i is, in standard deviations, averaged over the updates so far and shrunk by
+what of the average is still noise. What all rewards have in common cancels, nothing accumulates, and neither the
+number of updates nor the scale of the rewards matters; without a signal the mixture is the anchor; harm is bounded.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """How rewards tilt an anchor: settings only.
+
+    strength: a dataset that is one standard deviation better than the mean gets exp(strength) times the share of the
+        anchor, before all are scaled to sum to 1. 0 keeps the anchor; larger values trust the rewards more.
+    """
+
+    strength: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (self.strength >= 0 and math.isfinite(self.strength)):
+            raise ValueError(f"Anchored: strength must be 0 or more, but it is {self.strength}.")
+
+    def started(self, prior: Sequence[float]) -> "Tilt":
+        """The state of one learned mixture. The prior is the anchor until a step brings another."""
+        return Tilt(self, prior)
+
+
+class Tilt:
+    """The averaged advantages of one mixture."""
+
+    def __init__(self, settings: Anchored, prior: Sequence[float]) -> None:
+        self._settings, self._prior = settings, list(prior)
+        self._updates = 0
+        self._advantages = [0.0] * len(self._prior)  # in standard deviations, averaged over updates
+        self._noise = 0.0  # of the advantages of one update, as a share of their variance, averaged likewise
+        self.signal = math.nan  # what of the spread of the averages is not noise, 0 to 1
+
+    def step(
+        self, rewards: Sequence[float], noise: Sequence[float] | None = None, anchor: Sequence[float] | None = None
+    ) -> list[float] | None:
+        """One update: the new probabilities, or None, with nothing changed, where rewards are not finite.
+
+        noise: the standard error of each reward, where it is known. anchor: the mixture to tilt now.
+        """
+        mean, spread = _mean_and_variance(rewards)
+        if not math.isfinite(spread):
+            return None
+        error = 0.0 if noise is None else math.fsum(e**2 for e in noise) / len(noise)
+        self._updates += 1
+        # The newest counts in proportion to its number, so that the first ones, of another model, fade by themselves.
+        share = 2 / (self._updates + 1)
+        self._noise += share * ((min(1.0, error / spread) if spread > 0 else 1.0) - self._noise)
+        for i, r in enumerate(rewards):
+            z = (r - mean) / math.sqrt(spread) if spread > 0 else 0.0
+            self._advantages[i] += share * (min(max(z, -_FURTHEST), _FURTHEST) - self._advantages[i])
+        self.signal = self._signal()
+        tilts = [math.exp(self._settings.strength * self.signal * z) for z in self._advantages]
+        weights = [q * tilt for q, tilt in zip(self._prior if anchor is None else anchor, tilts, strict=True)]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
+
+    def _signal(self) -> float:
+        """An average with weights 1, 2, ..., u has (2/3)(2u + 1) / (u (u + 1)) of the variance of one update."""
+        _, spread = _mean_and_variance(self._advantages)
+        u = self._updates
+        noise = self._noise * 2 * (2 * u + 1) / (3 * u * (u + 1))
+        return max(0.0, 1 - noise / spread) if spread > 0 else 0.0
+
+    def notes(self, rewards: Sequence[float]) -> tuple[str, ...]:
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rule": "anchored",
+            "prior": self._prior,
+            "updates": self._updates,
+            "advantages": list(self._advantages),
+            "noise": self._noise,
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        if state.get("rule") != "anchored":
+            raise ValueError("Anchored: the state is of another rule.")
+        if len(state["advantages"]) != len(self._advantages):
+            raise ValueError(
+                f"Anchored: the state is of {len(state['advantages'])} datasets, not {len(self._advantages)}."
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
+        self._prior, self._advantages = list(state["prior"]), list(state["advantages"])
+        self._updates, self._noise = int(state["updates"]), float(state["noise"])
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    mean = math.fsum(values) / len(values)
+    return mean, math.fsum((value - mean) ** 2 for value in values) / len(values)
