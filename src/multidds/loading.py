@@ -59,7 +59,7 @@ class MixedLoader:
 
     def __len__(self) -> int:
         """Batches of an epoch: as many examples as there are in all datasets, whatever the mixture draws."""
-        return -(-sum(self._sizes.values()) // (self.batch_size * ranks()[1]))
+        return -(-sum(self._sizes.values()) // self.examples_of(1))
 
     def __iter__(self) -> Iterator[Any]:
         # A generator: Lightning asks for iterators before it loads a checkpoint, and nothing may be drawn then.
@@ -77,6 +77,10 @@ class MixedLoader:
         generator = torch.Generator().manual_seed(derive(self._seed, "workers", ranks()[0], self._handed_out))
         dataset: ConcatDataset[Any] = ConcatDataset(self.train_sets.values())
         return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
+
+    def examples_of(self, batches: int) -> int:
+        """Examples of so many batches of every process."""
+        return batches * self.batch_size * ranks()[1]
 
     def begins_as(self, other: "MixedLoader") -> bool:
         """Whether it is another one, not used yet, that would draw what `other` drew from its start."""

@@ -93,15 +93,18 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         rounds = (ahead + 2 * workers + 2) // args.gradient_accumulation_steps
         self._dataset.attach(self._step, unit, rounds, whole=self._batch if args.dataloader_drop_last else 1)
 
-    def _new_balancer(self, collate: Callable[[list[Any]], Any]) -> Balancer:
-        """At construction, and anew for each training, when the Trainer knows how long it will be."""
+    def _new_balancer(self, collate: Callable[[list[Any]], Any], steps: int | None = None) -> Balancer:
+        """At construction, and anew for each training, when the Trainer knows how many steps it will have."""
+        known: dict[str, Any] = {} if steps is None else {"steps": steps, "examples": steps * self._step}
+        if None not in self._dataset.sizes.values():
+            known["sizes"] = self._dataset.sizes
         return Balancer(
             self._dataset.mixture,
             self._trainer.model,  # the bare one: probes run eagerly, and average over processes themselves
             loss_of(self._reference, self._loss),
             train=sources(self._dataset.datasets, self._batch_size, collate),
             dev=sources(self._dev, self._batch_size, collate),
-            **self._options,
+            **known | self._options,
         )
 
     def on_train_begin(
@@ -121,7 +124,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         callbacks.remove(self)
         callbacks.insert(0, self)
         self._options["priority"] = self.balancer.priority  # which may have been assigned
-        self.balancer = self._new_balancer(loader.collate_fn)
+        self.balancer = self._new_balancer(loader.collate_fn, state.max_steps)
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
             self._resume(args, state)

@@ -152,6 +152,13 @@ class BalanceCallback(Callback):
             return loss_of(module.trainer, module, batch, self._loss)  # the next fit may have another trainer
 
         batch_size = self._batch_size or loader.batch_size
+        known: dict[str, Any] = {"sizes": {name: len(dataset) for name, dataset in loader.train_sets.items()}}
+        steps = module.trainer.estimated_stepping_batches
+        if math.isfinite(steps) and steps > 0:
+            known |= {
+                "steps": int(steps),
+                "examples": steps * loader.examples_of(module.trainer.accumulate_grad_batches),
+            }
         return Balancer(
             self.mixture,
             module,
@@ -160,7 +167,7 @@ class BalanceCallback(Callback):
             if self._train is None
             else sources(self._train, batch_size, loader.collate_fn),
             dev=sources(self._dev, batch_size, loader.collate_fn),
-            **self._options,
+            **known | self._options,
         )
 
     def _step_balancer(self, trainer: Trainer) -> None:
