@@ -96,7 +96,7 @@ def test_moving_averages_are_over_the_gradients_seen_in_training():
     assert list(update.train_losses) == ["c"]
 
 
-def test_datasets_observed_in_training_cost_no_passes_so_that_only_those_of_the_dev_sets_remain():
+def test_datasets_observed_in_training_cost_no_passes():
     """decay=0 keeps the newest gradient: the reward is then that of the batches that training has just seen."""
     model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
     passes = []
@@ -121,7 +121,7 @@ def test_datasets_observed_in_training_cost_no_passes_so_that_only_those_of_the_
     assert update.rewards == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_non_finite_gradient_in_training_does_not_poison_a_moving_average():
+def test_a_non_finite_gradient_does_not_poison_a_moving_average():
     model, train = mlp(), batches(NAMES)
     balancer = balancer_of(train, None, model, reward="moving-average")
     loss(model, train["a"][0]).backward()
@@ -166,7 +166,7 @@ def test_observing_is_free_for_the_other_rewards_and_refuses_unknown_names():
         averaging.observe("a")
 
 
-def test_rewards_do_not_change_when_all_losses_are_multiplied_and_multidds_s_not_by_one_dev_loss_alone():
+def test_the_scale_of_losses_does_not_change_rewards():
     def scaled(factor, only=None):
         marked = batches(DEV, seed=1)["y"][0][0]
 
@@ -215,7 +215,7 @@ def test_datasets_in_another_order_give_the_same_mixture():
 # ------------------------------------------------------------------------------------------ when and what
 
 
-def test_an_update_comes_after_every_mth_step_and_the_prior_holds_until_then():
+def test_an_update_comes_after_every_mth_step_the_prior_until_then():
     balancer = balancer_of(every=3)
     prior = balancer.mixture.probabilities
     assert [balancer.step() for _ in range(2)] == [None, None]
@@ -225,7 +225,7 @@ def test_an_update_comes_after_every_mth_step_and_the_prior_holds_until_then():
     assert [balancer.step() is None for _ in range(4)] == [True, True, False, True]
 
 
-def test_training_with_updates_due_after_its_end_equals_training_without_a_balancer():
+def test_updates_due_after_the_end_leave_training_as_it_is_without():
     def train(with_balancer):
         torch.manual_seed(0)
         model = Everything()
@@ -346,7 +346,7 @@ def test_what_is_not_finite_never_reaches_the_mixture(where, what, priority):
     assert balancer.step().skipped is None
 
 
-def test_a_non_finite_custom_reward_is_skipped_and_a_wrong_shape_is_an_error():
+def test_a_non_finite_custom_reward_is_skipped_a_wrong_shape_an_error():
     update = balancer_of(reward=lambda a, w: torch.tensor([0.0, math.nan, 1.0]), sketch=16).step()
     assert update.skipped == "the reward of dataset 'b' is not finite"
     with pytest.raises(ValueError, match=r"one number for each of the 3 datasets, but the shape is \(2,\)"):
@@ -668,7 +668,7 @@ def test_a_source_without_a_state_is_named_when_the_state_is_asked_for():
         balancer.state_dict()
 
 
-def test_the_floor_is_that_of_the_first_prior_also_after_a_resume_from_a_moved_mixture():
+def test_the_floor_is_that_of_the_first_prior_also_after_a_resume():
     def start(mixture):
         return balancer_of(
             mixture=mixture, sketch=16, scorer=Scorer(lr=50.0, floor=0.1),

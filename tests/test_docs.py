@@ -152,7 +152,7 @@ def test_the_files_of_the_architecture_page_are_the_files_there_are():
     assert listed.keys() == {".", "huggingface", "lightning", "nmt"}
 
 
-def test_the_plain_loop_drops_the_noise_and_finds_the_only_dataset_that_helps():
+def test_the_plain_loop_drops_the_noise_and_finds_what_helps():
     results = plain_loop.main()
     prior, learned = results["proportional"]["mixture"], results["multidds-s"]["mixture"]
     assert learned["junk"] < prior["junk"] / 5

@@ -122,7 +122,7 @@ def test_a_mixture_that_moved_rules_from_where_it_is_said_to():
     assert [draws.draw()[0] for _ in range(60)] == ["a"] * 60
 
 
-def test_after_loading_the_mixture_of_the_moment_rules_where_the_state_ends():
+def test_after_loading_the_mixture_rules_where_the_state_ends():
     draws = Draws(Mixture({"a": 1.0, "b": 0.0}))
     draws.rule(Mixture({"a": 0.5, "b": 0.5}), 10)
     mixture = Mixture({"a": 0.0, "b": 1.0})

@@ -17,7 +17,7 @@ def means(found):
     return {method: mean(mean(scores.values()) for scores in runs) for method, runs in found.items()}
 
 
-def test_the_language_model_leaves_the_tables_and_beats_the_static_mixtures_on_test_text(capsys):
+def test_the_language_model_leaves_the_tables_and_beats_static_mixtures(capsys):
     losses = means(language_model.main(steps=160, seeds=1))
     assert losses["multidds-s"] < losses["proportional"] - 0.15
     assert losses["multidds-s"] < min(losses[method] for method in STATIC)  # other Pythons have other text

@@ -93,7 +93,7 @@ def probabilities(draw):
 @pytest.mark.parametrize("step", [1, 4, 7])
 @settings(max_examples=25)
 @given(st.data(), st.integers(0, 2**40))
-def test_the_sequence_is_that_of_the_sampler_over_epochs_and_moves_whoever_reads(step, data, seed):
+def test_the_sequence_is_that_of_the_sampler_whoever_reads(step, data, seed):
     mixture = Mixture.proportional(SIZES)
     moves = {step * data.draw(st.integers(1, 20)): probabilities(data.draw) for _ in range(3)}
     dataset = MixedDataset(sets(data.draw(st.sampled_from([Named, Batched]))), mixture, seed=seed)
@@ -117,7 +117,7 @@ def test_the_sequence_is_that_of_the_sampler_over_epochs_and_moves_whoever_reads
     assert [found[i] for i in range(2 * len(dataset))] == expected
 
 
-def test_without_a_callback_epochs_go_on_and_a_moved_mixture_counts_from_the_next_one():
+def test_without_a_callback_a_moved_mixture_counts_from_the_next_epoch():
     mixture = Mixture.proportional(SIZES)
     dataset = MixedDataset(sets(), mixture, seed=3)
     assert len(dataset) == 36
@@ -297,7 +297,7 @@ def test_a_state_of_other_data_is_refused():
         flowing.load_state_dict(state)
 
 
-def test_a_reader_that_fell_too_far_behind_is_our_mistake_and_no_wrong_draw():
+def test_a_reader_too_far_behind_is_our_mistake_and_no_wrong_draw():
     rules = SharedRules(SIZES, capacity=8)
     draws, known = Draws(Mixture.proportional(SIZES)), 0
     for step in range(9):

@@ -32,7 +32,7 @@ def test_temperature_one_is_proportional_and_infinity_is_uniform(sizes):
         assert math.isclose(p, 1 / len(sizes), rel_tol=1e-12)
 
 
-def test_sizes_one_to_nine_at_temperature_two_are_a_quarter_and_three_quarters():
+def test_one_to_nine_at_temperature_two_are_one_and_three_quarters():
     assert Mixture.temperature({"a": 1, "b": 9}, tau=2).probabilities == {"a": 0.25, "b": 0.75}
 
 

@@ -283,7 +283,7 @@ def test_the_two_ways_to_a_reward_agree():
 
 
 @pytest.mark.parametrize("n", [2, 9])
-def test_an_update_needs_one_vector_more_than_a_training_pass_whatever_n_and_k_are(n):
+def test_an_update_needs_one_vector_more_whatever_n_and_k_are(n):
     names = [f"d{i}" for i in range(n)]
     model = mlp(dtype=torch.float32, width=20000)
     vector = sum(p.numel() * 4 for p in model.parameters())
@@ -337,7 +337,7 @@ def test_what_cannot_be_probed_is_refused_by_name(call, message):
         call(mlp(), batches(NAMES), batches(DEV, seed=1))
 
 
-def test_a_post_accumulate_grad_hook_is_refused_by_the_name_of_its_parameter():
+def test_a_post_accumulate_grad_hook_is_refused_by_its_parameter():
     model = mlp()
     model[2].bias.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(ValueError, match=r"the parameter '2\.bias' has a post-accumulate-grad hook"):
@@ -427,7 +427,7 @@ def test_step_ahead_of_narrow_parameters_is_refused_by_name():
         )  # fmt: skip
 
 
-def test_parameters_may_be_frozen_but_not_replaced_or_unfrozen_after_construction():
+def test_parameters_may_be_frozen_but_not_replaced_or_unfrozen():
     model = mlp()
     balancer = Balancer(Mixture.uniform(NAMES), model, loss, train=batches(NAMES), dev=batches(DEV), every=1)
     model[0].requires_grad_(False)

@@ -62,7 +62,7 @@ def test_scaling_one_dev_loss_changes_multidds_but_not_multidds_s():
     assert torch.allclose(rewards.multidds(table(d * 7, t * 3)), rewards.multidds(table(d, t)), atol=1e-12)
 
 
-def test_the_cosine_with_a_zero_gradient_is_zero_and_so_are_all_rewards_of_a_zero_direction():
+def test_the_cosine_with_a_zero_gradient_is_zero():
     d, t = random(2, 0), random(3, 1)
     t[1] = 0
     assert rewards.multidds(table(d, t))[1] == 0
@@ -92,7 +92,7 @@ def test_low_and_high_take_the_worse_and_the_better_half_rounded_up(losses):
     assert set(priorities.regular(losses).values()) == {1 / len(losses)}
 
 
-def test_a_dict_or_a_function_is_normalised_and_missing_names_count_nothing():
+def test_weights_are_normalised_and_missing_names_count_nothing():
     losses = {"a": 1.0, "b": 2.0, "c": 3.0}
     assert priorities.weights_of({"a": 1, "c": 3}, losses) == {"a": 0.25, "b": 0.0, "c": 0.75}
     assert priorities.weights_of(lambda losses: {"b": losses["b"]}, losses) == {"a": 0.0, "b": 1.0, "c": 0.0}

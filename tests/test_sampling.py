@@ -114,7 +114,7 @@ def test_a_loaded_sampler_goes_on_where_the_other_was(sizes, batch_size, steps, 
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 12), max_size=5), st.integers(0, 20), st.integers(0, 20))
-def test_draws_ahead_are_taken_back_exactly_with_the_mixtures_they_were_made_with(ahead, moves, stop, stop_again):
+def test_draws_ahead_are_taken_back_with_their_own_mixtures(ahead, moves, stop, stop_again):
     """A loader that always has `ahead` more batches drawn than consumed; updates come at arbitrary steps."""
     sizes = {"a": 7, "b": 30, "c": 4}
 
@@ -147,7 +147,7 @@ def test_draws_ahead_are_taken_back_exactly_with_the_mixtures_they_were_made_wit
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("as_batch_sampler", [True, False])
-def test_in_a_data_loader_a_new_mixture_arrives_after_a_fixed_lag_and_resume_is_exact(workers, as_batch_sampler):
+def test_in_a_data_loader_the_lag_is_fixed_and_resume_is_exact(workers, as_batch_sampler):
     sizes = {"a": 9, "b": 20}
     lag = workers * 2  # num_workers * prefetch_factor
 

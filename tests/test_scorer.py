@@ -49,7 +49,7 @@ def test_constant_positive_rewards_lead_to_rewards_over_their_sum():
     assert p == pytest.approx([0.125, 0.25, 0.625], abs=1e-9)
 
 
-def test_equal_rewards_drift_to_uniform_under_the_sum_rule_and_stay_under_the_policy_rule():
+def test_equal_rewards_drift_under_the_sum_rule_and_stay_under_policy():
     prior = [0.7, 0.2, 0.1]
     drifting, staying = started(prior, lr=0.5), started(prior, lr=0.5, rule="policy")
     for _ in range(500):
@@ -58,14 +58,14 @@ def test_equal_rewards_drift_to_uniform_under_the_sum_rule_and_stay_under_the_po
     assert stayed == pytest.approx(prior, abs=1e-9)
 
 
-def test_unequal_constant_rewards_lead_to_the_best_dataset_under_the_policy_rule():
+def test_unequal_rewards_lead_to_the_best_dataset_under_policy():
     scorer = started([0.6, 0.3, 0.1], lr=5, rule="policy", floor=0)
     for _ in range(3000):
         p = scorer.step([0.2, 0.3, 0.4])
     assert p[2] > 0.99
 
 
-def test_a_negative_reward_drives_a_probability_to_zero_and_the_others_to_their_known_places():
+def test_a_negative_reward_drives_its_probability_to_zero():
     scorer = started([0.25] * 4, lr=0.2, floor=0)
     for _ in range(20000):
         p = scorer.step([0.5, 0.3, 0.2, -0.1])
@@ -75,7 +75,7 @@ def test_a_negative_reward_drives_a_probability_to_zero_and_the_others_to_their_
     assert p[:3] == pytest.approx(expected, abs=1e-3)
 
 
-def test_with_a_negative_sum_of_rewards_the_start_decides_which_dataset_wins():
+def test_with_a_negative_sum_of_rewards_the_start_decides():
     winners = []
     for prior in ([0.6, 0.4], [0.4, 0.6]):
         scorer = started(prior, lr=0.2, floor=0)
@@ -86,7 +86,7 @@ def test_with_a_negative_sum_of_rewards_the_start_decides_which_dataset_wins():
     assert winners == [0, 1]
 
 
-def test_the_authors_setting_moves_a_logit_by_at_most_two_hundredths_and_nearly_that():
+def test_the_authors_setting_moves_a_logit_by_at_most_two_hundredths():
     authors = Scorer.authors().started([0.5, 0.3, 0.2])
     before = authors.values.clone()
     authors.step([0.9, 0.1, 0.1])
@@ -107,7 +107,7 @@ def test_the_authors_setting_is_nearly_a_sign_rule():
 
 
 @given(PRIORS, st.floats(0.01, 0.99), st.lists(st.floats(-1, 1), min_size=8, max_size=8))
-def test_no_probability_falls_below_the_floor_and_the_logits_are_the_log_of_the_mixture(prior, floor, rewards):
+def test_no_probability_falls_below_the_floor(prior, floor, rewards):
     scorer = started(prior, lr=20.0, floor=floor)
     for _ in range(3):
         p = scorer.step(rewards[: len(prior)])
@@ -116,7 +116,7 @@ def test_no_probability_falls_below_the_floor_and_the_logits_are_the_log_of_the_
         assert scorer.values.tolist() == torch.tensor(p, dtype=torch.float64).log().tolist()
 
 
-def test_raising_to_the_floor_rescales_only_the_others_and_again_where_they_fall_below():
+def test_raising_to_the_floor_rescales_only_the_others():
     raised = raised_to(torch.tensor([0.0, 0.21, 0.79], dtype=torch.float64), 0.2)
     assert raised.tolist() == pytest.approx([0.2, 0.2, 0.6])
     raised = raised_to(torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64), 0.2)

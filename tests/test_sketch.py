@@ -28,7 +28,7 @@ def test_a_sketch_is_linear(buckets, size, seed, scale):
 
 
 @given(st.integers(1, 50), st.integers(1, 300), st.lists(st.integers(0, 300), max_size=4), st.integers(0, 99))
-def test_the_sketch_of_a_parameter_is_the_sum_of_the_sketches_of_its_shards(buckets, size, cuts, seed):
+def test_the_sketch_of_a_parameter_is_the_sum_of_those_of_its_shards(buckets, size, cuts, seed):
     sketcher, values = Sketcher(buckets), random(size, seed)
     out = sketcher.new(values.dtype)
     edges = sorted({0, size, *(cut for cut in cuts if cut < size)})
@@ -48,7 +48,7 @@ def test_every_coordinate_goes_to_one_bucket_with_a_sign(buckets, size):
         assert out.abs().max() == 1
 
 
-def test_inner_products_are_right_on_average_and_as_noisy_as_the_theory_says():
+def test_sketched_inner_products_are_unbiased_and_as_noisy_as_in_theory():
     a, b = random(3000, 0), random(3000, 1)
     parts = [("weight", 0, 2000), ("bias", 2000, 3000)]
     estimates = torch.stack(

@@ -149,7 +149,7 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(save_steps, wor
         assert torch.equal(p, expected)
 
 
-def test_a_checkpoint_resumes_by_its_own_name_and_a_second_training_begins_with_the_prior(tmp_path):
+def test_a_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
     trainer, callback = trainer_of(tmp_path, settings=settings)
     trainer.train()
@@ -165,7 +165,7 @@ def test_a_checkpoint_resumes_by_its_own_name_and_a_second_training_begins_with_
     assert trainer.seen == simulated(24, 4, {2 * step + 1: mixture for step, mixture in first.items()})
 
 
-def test_a_training_resumes_with_fewer_workers_without_overtaking_what_waits(tmp_path):
+def test_fewer_workers_after_a_resume_do_not_overtake_what_waits(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 10}
     whole, _ = trainer_of(tmp_path, every=1, settings={**settings, "dataloader_num_workers": 2})
     whole.train()

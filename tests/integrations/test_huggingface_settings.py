@@ -172,7 +172,7 @@ def test_a_loss_that_divides_by_the_labels_of_the_step_is_probed(tmp_path):
         assert other.mixture == pytest.approx(plain.mixture)
 
 
-def test_columns_that_a_format_hides_or_a_transform_replaces_do_not_count_as_removed(tmp_path):
+def test_columns_that_a_format_hides_do_not_count_as_removed(tmp_path):
     def loss(model, batch):
         return nn.functional.cross_entropy(model.net(batch["x"]), batch["labels"])
 

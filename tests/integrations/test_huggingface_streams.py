@@ -48,7 +48,7 @@ def names(batches):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streams_are_drawn_in_the_proportions_of_the_mixture_with_the_same_lag(workers, kind, tmp_path):
+def test_streams_are_drawn_as_the_mixture_says_with_the_same_lag(workers, kind, tmp_path):
     settings = {"dataloader_num_workers": workers}
     trainer, callback = trainer_of(tmp_path, every=3, data=KINDS[kind](), settings=settings)
     trainer.train()

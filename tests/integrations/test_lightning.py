@@ -205,7 +205,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_new_epochs_lose_nothing_and_the_new_mixture_comes_after_a_fixed_lag(way, tmp_path):
+def test_new_epochs_lose_nothing_and_the_lag_is_fixed(way, tmp_path):
     """The same batches as one MixtureSampler whose mixture is moved `lag` batches late."""
     loader, callback = loader_and_callback(every=4, **WAYS[way])
     assert loader.passes == dict.fromkeys(SIZES, 0.0)
@@ -282,7 +282,7 @@ def test_a_resumed_fit_equals_an_uninterrupted_one(way, options, saving, tmp_pat
     assert resumed[:-1] == whole[:-1]
 
 
-def test_a_step_that_was_saved_before_the_callback_heard_of_it_is_caught_up(tmp_path):
+def test_a_step_saved_before_the_callback_heard_of_it_is_caught_up(tmp_path):
     class Early(Callback):
         """A user's own, first in the list: it saves before the update of this step."""
 
@@ -569,7 +569,7 @@ def test_the_example_drops_the_noise_and_resumes_exactly(tmp_path):
     assert all(torch.equal(p, q) for p, q in zip(resumed.parameters(), model.parameters(), strict=True))
 
 
-def test_a_fixed_mixture_needs_no_callback_and_its_draws_resume_within_an_epoch(tmp_path):
+def test_a_fixed_mixture_needs_no_callback_and_resumes_within_an_epoch(tmp_path):
     def run(ckpt_path=None):
         loader, module = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4, seed=5, num_workers=2), net()
         saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10)

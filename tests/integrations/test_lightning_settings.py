@@ -48,7 +48,7 @@ def test_a_checkpoint_of_an_exception_loses_no_batch(workers, tmp_path):
     assert resumed == whole
 
 
-def test_an_update_in_which_an_exception_was_raised_is_made_after_the_resume(tmp_path):
+def test_an_update_that_raised_is_made_after_the_resume(tmp_path):
     def run(folder, fails=False, ckpt_path=None):
         def loss(module, batch):
             if fails and module.global_step == 6:
@@ -113,7 +113,7 @@ def test_where_training_step_skips_a_probe_batch_the_update_is_skipped(tmp_path)
     assert second.skipped is None
 
 
-def test_a_validation_loss_that_is_not_finite_leaves_the_ranks_as_they_were(tmp_path, caplog):
+def test_a_validation_loss_that_is_not_finite_leaves_the_ranks(tmp_path, caplog):
     class Diverges(Net):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
             loss = torch.tensor([1.0, 2.0][dataloader_idx] if self.global_step < 20 else torch.nan)
@@ -139,7 +139,7 @@ class HasBackbone(Net):
 
 @pytest.mark.filterwarnings("ignore:The provided params to be frozen already exist")
 @pytest.mark.parametrize("reward", ["multidds-s", "moving-average"])
-def test_parameters_that_a_callback_unfreezes_are_probed_from_then_on_and_it_resumes(reward, tmp_path):
+def test_parameters_that_a_callback_unfreezes_are_probed_from_then_on(reward, tmp_path):
     def run(folder, ckpt_path=None):
         loader, callback = loader_and_callback(every=4, callback={"reward": reward, "scorer": Scorer(lr=0.5)})
         module, saver = net(kind=HasBackbone), ModelCheckpoint(folder, "{step}", every_n_train_steps=10, save_top_k=-1)
@@ -221,7 +221,7 @@ def test_lists_of_examples_are_probed_in_batches(tmp_path):
     assert sizes == {(4, 4)}
 
 
-def test_a_checkpoint_that_leaves_nothing_to_train_still_brings_its_mixture(tmp_path):
+def test_a_finished_checkpoint_still_brings_its_mixture(tmp_path):
     def run(ckpt_path=None):
         loader, callback = loader_and_callback()
         runner = trainer(tmp_path, callback, ModelCheckpoint(tmp_path, save_last=True), max_epochs=1)

@@ -93,7 +93,7 @@ def test_draws_follow_the_mixture_and_passes_count_them(data):
     assert seen["mirror-base"] / sum(seen.values()) == pytest.approx(0.7, abs=0.03)
 
 
-def test_in_batch_mixing_every_batch_is_of_one_pair_in_the_proportion_of_the_mixture(data):
+def test_in_batch_mixing_every_batch_is_of_one_pair_as_the_mixture_says(data):
     stream = stream_of(data, Mixture({"mirror-base": 0.7, "shift-base": 0.3}), mixing="batch")
     pairs = [batch.pairs for _ in range(150) for batch in stream.next(6)[0]]
     assert all(len(names) == 1 for names in pairs)
@@ -131,7 +131,7 @@ def test_a_loaded_stream_goes_on_in_the_middle_of_a_pool(data, mixing, stop):
 
 
 @pytest.mark.parametrize("mixing", ["example", "batch"])
-def test_a_state_behind_a_pool_does_not_draw_it_again_with_the_next_mixture(data, mixing):
+def test_a_state_behind_a_pool_does_not_draw_it_again(data, mixing):
     mixture = Mixture({"mirror-base": 0.8, "shift-base": 0.2})
     stream = stream_of(data, mixture, mixing=mixing)
     for _ in range(6):
@@ -164,7 +164,7 @@ def test_a_validation_sees_every_sentence_once_within_its_budget(data):
     assert max(batch.padded for batch in batches) <= 500
 
 
-def test_a_probe_batch_has_about_its_tokens_and_is_a_function_of_the_generator(data):
+def test_a_probe_batch_has_its_tokens_and_depends_on_the_generator_only(data):
     draw = probe_batches(data["shift-base"], 300)
     first, again, other = (draw(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert [b.source.tolist() for b in first] == [b.source.tolist() for b in again]

@@ -310,7 +310,7 @@ def test_a_manifest_is_not_believed_when_it_names_files_of_others(made, shelf, t
 
 
 @pytest.mark.parametrize("moment", range(8))
-def test_a_build_that_dies_at_any_moment_is_no_corpus_and_the_next_call_mends_it(made, tmp_path, monkeypatch, moment):
+def test_a_build_that_dies_is_no_corpus_and_the_next_call_mends_it(made, tmp_path, monkeypatch, moment):
     """Every rename of a rebuild, in turn, is the last thing that happens; the folder had another corpus before."""
     folder, chosen = tmp_path / "corpus", tmp_path / "list.toml"
     shutil.copytree(made[0] / "wheels", folder / "wheels")
@@ -520,7 +520,7 @@ def test_duplicates_differ_only_in_what_does_not_count():
     assert clean([*pairs, ("Delete {name} for ever?", "Стереть {name}?")], RUSSIAN)[1] == {"duplicate": 1}
 
 
-def test_a_placeholder_more_makes_no_other_sentence_and_nothing_but_placeholders_is_one():
+def test_placeholders_alone_make_no_other_sentence():
     assert normalised("Set {entity_name} tilt position") == normalised("Set tilt position")
     assert normalised("{a}") == normalised("%(b)s %s") == normalised("<b>{{ c }}</b>!") == normalised("") == ""
     pairs = [("Set tilt position", "Наклонить"), ("Set {entity_name} tilt position", "Наклонить {entity_name}")]
@@ -560,7 +560,7 @@ def test_normalising_twice_is_normalising_once(text):
 
 
 @given(st.lists(st.sampled_from(["open", "the", "file", "now"]), min_size=1), st.sampled_from("?!.…"), st.booleans())
-def test_case_punctuation_spaces_numbers_and_placeholders_make_no_other_sentence(words, mark, upper):
+def test_case_punctuation_and_numbers_make_no_other_sentence(words, mark, upper):
     plain = " ".join(words)
     assert normalised("  ".join(w.upper() if upper else w for w in words) + mark) == normalised(plain)
     for form in ("{name}", "${name}", "{{ name }}", "%(name)s", "%s", "%d", "https://example.org/a?b=c"):

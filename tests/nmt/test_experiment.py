@@ -182,7 +182,7 @@ def test_a_run_that_is_not_scored_or_has_become_longer_is_to_do(done, monkeypatc
                 assert to_do(job) == stages
 
 
-def test_a_run_that_was_stopped_and_one_that_was_killed_end_as_one_that_was_not(done):
+def test_a_run_that_was_stopped_or_killed_ends_as_one_that_was_not(done):
     cwd, _ = done
     text = EXPERIMENT.replace("runs/e", "runs/cut").replace("parallel", "evaluate = false\nparallel")
     path = write(cwd, text, "cut.toml")
@@ -419,7 +419,7 @@ def planned(tmp_path, n):
     return plan(path, load_experiment(path))
 
 
-def test_a_watch_reads_only_what_is_new_and_starts_over_when_records_are_cut_back(tmp_path):
+def test_a_watch_reads_what_is_new_and_starts_over_when_records_shrink(tmp_path):
     run = planned(tmp_path, 2)[0]
     watch = Watch(run)
     assert not watch.read()
@@ -446,7 +446,7 @@ def test_a_watch_reads_only_what_is_new_and_starts_over_when_records_are_cut_bac
 
 
 @pytest.mark.parametrize("height", [10, 24, 50])
-def test_the_live_table_of_many_runs_fits_the_terminal_and_shows_those_that_matter(tmp_path, height):
+def test_the_live_table_of_many_runs_fits_the_terminal(tmp_path, height):
     jobs = [Job(run) for run in planned(tmp_path, 60)]
     jobs[40].state, jobs[50].state = "training", "failed"
     console = Console(file=io.StringIO(), width=110, height=height)

@@ -249,7 +249,7 @@ def test_the_code_of_the_page_gives_the_same_and_replays_it(tmp_path):
 # ------------------------------------------------------------------------------------------ the command
 
 
-def test_the_command_prints_the_mixture_and_nothing_else_and_needs_no_torch(tmp_path):
+def test_the_command_prints_the_mixture_only_and_needs_no_torch(tmp_path):
     run = make_run(tmp_path / "run", NAMES, method="multidds-s", scored=False)
     for arguments, expected in [
         ([], json.dumps(final_mixture(run))),

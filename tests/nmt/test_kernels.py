@@ -74,7 +74,7 @@ def test_masks_of_any_size_and_rate(size, rate):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_dropped_sums_and_rectifiers_are_the_plain_ones_under_the_same_mask(rate):
+def test_dropped_sums_and_rectifiers_are_the_plain_ones(rate):
     torch.manual_seed(0)
     x, h = leaf(9, 6), leaf(9, 6)
     mask = seeded(kernels.keep_mask)(h, rate)

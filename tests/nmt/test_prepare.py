@@ -77,7 +77,7 @@ def test_the_many_side_is_the_one_that_is_not_shared(tmp_path, pairs, expected):
     assert [files_of(data, pair, "train")[0].parent.name for pair in data.pairs] == expected
 
 
-def test_the_ted_release_leaves_out_missing_translations_and_knows_no_quotes(tmp_path):
+def test_the_ted_release_leaves_out_missing_lines_and_knows_no_quotes(tmp_path):
     rows = [
         "talk_name\ten\taz\tbe",
         'talk_1\t" Hello\tSalam\t__NULL__',
@@ -228,7 +228,7 @@ def test_the_vocabulary_of_the_many_side_is_the_union_of_its_pieces(tmp_path):
     assert ready.vocabulary["source"].index("</s>") == END
 
 
-def test_one_to_many_has_tags_on_the_source_side_and_many_to_many_one_vocabulary(tmp_path):
+def test_one_to_many_has_tags_and_many_to_many_one_vocabulary(tmp_path):
     data = parallel(tmp_path, ["base-ab", "base-cd"])
     settings = parse_config({"data": data, "vocabulary": {"size": 60}}, "r.toml")
     prepare(settings)

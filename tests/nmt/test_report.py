@@ -235,7 +235,7 @@ def test_the_better_one_is_bold_and_starred_whichever_it_is(tmp_path, ours, thei
     assert tuple(mark for cell in both for mark in (cell.bold, cell.star)) == marks
 
 
-def test_the_moving_average_is_compared_with_the_step_ahead_that_was_trained_as_it_was(tmp_path):
+def test_the_moving_average_is_compared_with_its_own_kind_of_step_ahead(tmp_path):
     """As in experiments/paper.toml: both per batch, beside a step-ahead per example."""
     ahead = {"method": "multidds", "step_ahead": 0.001}
     make_run(tmp_path / "a", RELATED, "m2o-related", quality=0.5)

@@ -76,7 +76,7 @@ def test_what_a_budget_has_chosen_does_not_count_as_a_change():
     assert "mixture.every" in changed_keys(config_with(0.0), config_with(0.0, "mixture.every=7"))
 
 
-def test_the_learning_rate_warms_up_and_then_falls_with_the_root_of_the_step():
+def test_the_learning_rate_warms_up_and_falls_with_the_root_of_the_step():
     rates = [learning_rate(2e-4, 4000, 1e-7, step) for step in (1, 2000, 4000, 16000)]
     assert rates == pytest.approx([1e-7 + (2e-4 - 1e-7) / 4000, (2e-4 + 1e-7) / 2, 2e-4, 1e-4])
     assert learning_rate(1e-3, 0, 0.0, 4) == pytest.approx(5e-4)

@@ -201,7 +201,7 @@ def test_a_changed_config_is_refused_with_the_changed_keys(corpus, monkeypatch, 
         train(small_config(corpus, monkeypatch, "train.max_steps=3"), tmp_path / "run", Silent())
 
 
-def test_a_damaged_or_foreign_checkpoint_is_refused_and_the_one_before_offered(corpus, monkeypatch, tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.max_steps=8")
     train(config, tmp_path / "run", Silent())
     newest = checkpoints.listed(tmp_path / "run")[-1]
@@ -232,7 +232,7 @@ def test_checkpoints_are_kept_in_the_number_asked_for_and_hold_no_pickle(corpus,
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == names
 
 
-def test_a_loss_that_is_not_finite_stops_with_step_pairs_and_the_last_good_checkpoint(corpus, monkeypatch, tmp_path):
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.save_every=2")
     run = Run(config, tmp_path / "run")
     run.close()
@@ -250,7 +250,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_pairs_and_the_last_good_check
     assert checkpoints.listed(tmp_path / "run")[-1].stem == "step-00000004"
 
 
-def test_a_checkpoint_that_the_step_before_may_have_spoilt_is_not_called_good(corpus, monkeypatch, tmp_path):
+def test_a_checkpoint_that_may_be_spoilt_is_not_called_good(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.save_every=1", "train.keep=9")
     monkeypatch.setattr("multidds.nmt.train.learning_rate", lambda *arguments: 1e30 if arguments[-1] == 4 else 1e-3)
     with pytest.raises(UserError) as error:
