@@ -1,5 +1,7 @@
 import ast
 import importlib
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -256,3 +258,25 @@ def test_lines_of_code_are_those_without_comments_and_docstrings(tmp_path):
     assert code_lines.code_lines(tmp_path / "a.py") == 4  # x, def and the two lines of a string that is a value
     (tmp_path / "a.py").write_text("def f():\n" + "    x = 1\n" * 50 + "y = 2\n" * 350)
     assert code_lines.too_long(tmp_path) == ["a.py: 401 lines", "a.py: f: 51 lines"]
+
+
+def documented_arguments(name, thing):
+    """(what, argument, the text that help() shows of it) of every public class and function."""
+    if inspect.ismodule(thing):
+        for key, value in vars(thing).items():
+            if inspect.isfunction(value) and value.__module__ == thing.__name__ and not key.startswith("_"):
+                yield from documented_arguments(f"{name}.{key}", value)
+        return
+    for argument in inspect.signature(thing).parameters:
+        yield name, argument, thing.__doc__ or ""
+    for key, value in vars(thing).items() if inspect.isclass(thing) else ():
+        method = value.__func__ if isinstance(value, classmethod) else value
+        if inspect.isfunction(method) and not key.startswith(("_", "on_", "load_state_dict")):
+            for argument in list(inspect.signature(method).parameters)[1:]:
+                yield f"{name}.{key}", argument, method.__doc__ or ""
+
+
+def test_every_argument_of_every_public_name_is_documented():
+    for name in multidds.__all__:
+        for what, argument, text in documented_arguments(name, getattr(multidds, name)):
+            assert re.search(rf"\b{argument}\b", text), f"{what}: {argument}"

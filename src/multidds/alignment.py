@@ -13,6 +13,13 @@ from torch import Tensor
 class Alignment:
     """How the gradients of the training datasets and of the dev sets lie to each other.
 
+    train_names, dev_names: of the n datasets and the K dev sets, in the order of the tensors.
+    dev_train: [dev, train], the inner products d_k . t_i of dev and training gradients.
+    dev_dev: [dev, dev], or [train, dev, dev] with step-ahead: d_k . d_l.
+    train_norms: [train], |t_i|.
+    train_losses, dev_losses: {name: loss of the probe}; with step-ahead dev losses are averaged over the datasets. A
+        dataset whose gradient is a moving average has none.
+
     With step-ahead the dev gradients are taken at parameters that depend on the training dataset, so
     `dev_dev` and `dev_norms` have a training axis of their own.
     """
@@ -22,8 +29,8 @@ class Alignment:
     dev_train: Tensor  # [dev, train]: d_k . t_i
     dev_dev: Tensor  # [dev, dev], or [train, dev, dev]: d_k . d_l
     train_norms: Tensor  # [train]: |t_i|
-    train_losses: dict[str, float]  # a dataset whose gradient is a moving average has none
-    dev_losses: dict[str, float]  # with step-ahead: averaged over the training datasets
+    train_losses: dict[str, float]
+    dev_losses: dict[str, float]
 
     @property
     def dev_norms(self) -> Tensor:

@@ -180,8 +180,8 @@ class Balancer:
         return None
 
     def observe(self, name: str) -> None:
-        """For "moving-average": tell that .grad now holds a gradient of this dataset. After backward, before clipping
-        and the step. With other rewards it does nothing, so that a loop can keep the line.
+        """For "moving-average": tell that .grad now holds a gradient of the dataset `name`. After backward, before
+        clipping and the step. With other rewards it does nothing, so that a loop can keep the line.
         """
         self._estimator.observe(name)
 

@@ -58,7 +58,7 @@ class Draws:
         return name, count
 
     def draw_for(self, rank: int, world_size: int, rounds: int = 1) -> list[tuple[str, int]]:
-        """`rounds` times one draw for each of the processes that share the sequence; those of this rank."""
+        """`rounds` times one draw for each of the `world_size` processes that share the sequence; those of `rank`."""
         if rounds == world_size == 1:
             return [self.draw()]
         key, counts, drawn = self._key, self.counts, []

@@ -109,7 +109,12 @@ def mixed_loader(
 ) -> MixedLoader:
     """Batches of mixed examples: the loader for `Trainer.fit`, or what a datamodule's `train_dataloader` returns.
 
-    `train_sets`: {name: map-style dataset}. `options` go to the DataLoader: num_workers, collate_fn, pin_memory, ...
-    The batch size is that of one process. An epoch has as many examples as all datasets together.
+    train_sets: {name: map-style dataset}.
+    mixture: how often each of them is drawn; a `BalanceCallback` with the same object moves it.
+    batch_size: examples of a batch of one process.
+    seed: of the draws and of the order within each pass.
+    options: go to the DataLoader: num_workers, collate_fn, pin_memory, ...
+
+    An epoch has as many examples as all datasets together.
     """
     return MixedLoader(train_sets, mixture, batch_size, seed, options)

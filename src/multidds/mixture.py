@@ -39,7 +39,7 @@ class Mixture:
 
     @classmethod
     def temperature(cls, sizes: Mapping[str, float], tau: float) -> "Mixture":
-        """P(i) proportional to size_i^(1/tau): 1 is proportional, infinity is uniform."""
+        """P(i) proportional to size_i^(1/tau), from sizes {name: examples}: 1 is proportional, infinity is uniform."""
         if not tau > 0:
             raise ValueError(f"Mixture.temperature: tau must be positive, but it is {tau}.")
         return cls._scaled("Mixture.temperature", sizes, tau)
@@ -52,7 +52,7 @@ class Mixture:
 
     @classmethod
     def uniform(cls, names: Iterable[str]) -> "Mixture":
-        """The same probability for every dataset."""
+        """The same probability for every one of the names."""
         names = list(names)
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"Mixture.uniform: the name {twice[0]!r} is there more than once.")

@@ -12,17 +12,17 @@ Priority: TypeAlias = str | Mapping[str, float] | Callable[[dict[str, float]], M
 
 
 def regular(dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """The same weight for every dev set."""
+    """The same weight for every dev set of dev_losses, {dev set: loss}, whatever the losses are."""
     return dict.fromkeys(dev_losses, 1.0 / len(dev_losses))
 
 
 def low(dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """Equal weights on the half (rounded up) of the dev sets with the highest loss; ties by name."""
+    """Equal weights on the half (rounded up) of the dev sets with the highest of dev_losses; ties by name."""
     return _on_half(sorted(dev_losses, key=lambda name: (-dev_losses[name], name)))
 
 
 def high(dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """Equal weights on the half (rounded up) of the dev sets with the lowest loss; ties by name."""
+    """Equal weights on the half (rounded up) of the dev sets with the lowest of dev_losses; ties by name."""
     return _on_half(sorted(dev_losses, key=lambda name: (dev_losses[name], name)))
 
 
@@ -30,7 +30,7 @@ NAMED = {"regular": regular, "low": low, "high": high}
 
 
 def check(priority: Priority, names: Iterable[str]) -> None:
-    """Refuse what can be refused before any loss is known."""
+    """Refuse a priority that can be refused before any loss is known; names: the dev sets."""
     if isinstance(priority, str):
         if priority not in NAMED:
             raise ValueError(
@@ -43,11 +43,12 @@ def check(priority: Priority, names: Iterable[str]) -> None:
 
 
 def needs_losses(priority: Priority) -> bool:
+    """Whether the weights under this priority depend on dev losses."""
     return callable(priority) or priority in ("low", "high")
 
 
 def weights_of(priority: Priority, dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """The weight of every dev set under a name, a dict or a function; the keys of `dev_losses` are the dev sets."""
+    """The weight of every dev set under a priority: a name, a dict or a function; dev_losses: {dev set: loss}."""
     if isinstance(priority, str):
         return NAMED[priority](dev_losses)
     given = priority if isinstance(priority, Mapping) else priority(dict(dev_losses))

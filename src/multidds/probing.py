@@ -237,8 +237,15 @@ def probe(
 ) -> Alignment:
     """The whole table of inner products between datasets and dev sets, at the current parameters.
 
-    Batches are {name: [batch, ...]}. Exact by default, with K + 1 gradients in memory; `sketch` is a number
-    of buckets instead (2**16: cosines to 0.004). Costs n + K passes, with step-ahead n + n * K.
+    model, loss: loss(model, batch) is the mean loss of a batch, a scalar tensor.
+    train_batches, dev_batches: {name: [batch, ...]}; a gradient is that of the mean over the batches of a name.
+    step_ahead: a step size: dev gradients one step of gradient descent ahead on each dataset; None: at the parameters.
+    sketch: None: exact, with K + 1 gradients in memory; or a number of buckets (2**16: cosines to 0.004).
+    mode: "train" or "eval": whether dropout and the like are on.
+    params: the parameters whose gradients count; by default all that are trained.
+    seed: of everything random in the passes.
+
+    Costs n + K forward and backward passes per batch, with step-ahead n + n * K, and leaves no trace in the model.
     Under torch.distributed every rank brings as many batches, and the gradients are averaged over ranks.
     """
     check_step_ahead("probe", step_ahead)

@@ -16,7 +16,7 @@ Reward = Callable[[Alignment, Tensor], Tensor]
 
 
 def multidds(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
-    """R_i = cos(sum_k w_k d_k, t_i): alignment with the gradient of the weighted dev loss."""
+    """R_i = cos(sum_k w_k d_k, t_i): alignment with the gradient of the dev loss under the weights w (None: equal)."""
     w = _weights(alignment, weights)
     inner = w @ alignment.dev_train  # [train]
     squared = torch.einsum("k,...kl,l->...", w, alignment.dev_dev, w)  # |sum_k w_k d_k|^2: scalar, or [train]
@@ -24,12 +24,15 @@ def multidds(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
 
 
 def multidds_s(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
-    """R'_i = sum_k w_k cos(d_k, t_i): every dev set counts by its direction, however large its gradient is."""
+    """R'_i = sum_k w_k cos(d_k, t_i): every dev set counts by its direction, however large its gradient is.
+
+    alignment: the table of a probe. weights: w, one per dev set, summing to 1; None: equal.
+    """
     return _weights(alignment, weights) @ alignment.cosines()
 
 
 def redraw_noise(first: Tensor, second: Tensor) -> Tensor:
-    """The standard error of rewards [train] from those of the two halves of their probe, one draw each.
+    """The standard error of rewards [train] from those of the first and the second half of their probe.
 
     What all rewards have in common is left out: it moves no mixture. Half of the difference of two halves has the
     variance of their mean.

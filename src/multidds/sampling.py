@@ -95,8 +95,12 @@ def interleave(
 ) -> Interleaved:
     """An endless stream of (name, batch): one dataset per batch, drawn with the mixture of this moment.
 
-    `loaders`: {name: DataLoader, list of batches, function generator -> batch, or stateful iterable}.
-    `count`: batch -> number of examples, by default the first dimension of its first tensor.
+    loaders: {name: DataLoader, list of batches, function generator -> batch, or stateful iterable}.
+    mixture: how often each of them is drawn; it may move at any time.
+    seed: of the draws, and of what is random in the loaders.
+    count: batch -> number of examples, by default the first dimension of its first tensor.
+    rank, world_size: this process among those that share the sequence of draws; by default those of torch.distributed.
+
     Under torch.distributed rank r takes every W-th draw. Functions then give every batch of the global
     sequence to one rank; loaders are each rank's own, so shard them (DistributedSampler) and save every rank's state.
     """
@@ -113,6 +117,12 @@ class MixtureSampler(Sampler[Any]):
     batches ahead, so there a new mixture takes effect after exactly that many batches, and
     `state_dict(consumed=b)` gives the state after the b batches that training has really seen. Keep one iterator of
     such a loader for the whole run: what an abandoned one had read ahead is drawn and lost.
+
+    sizes: {name: examples of a dataset}, in the order of the ConcatDataset.
+    mixture: how often each of them is drawn; it may move at any time.
+    batch_size: indices of a batch; None: single indices.
+    seed: of the draws and of the order within each pass.
+    rank, world_size: this process among those that share the sequence of draws; by default those of torch.distributed.
     """
 
     def __init__(

@@ -9,23 +9,38 @@ from .alignment import Alignment
 
 @dataclass(frozen=True)
 class Update:
-    """One change of the mixture, or why there was none."""
+    """One change of the mixture, or why there was none.
 
-    step: int  # the optimizer step after which it came
-    mixture: dict[str, float]  # after the update
+    step: the optimizer step after which it came.
+    mixture: {dataset: probability} after the update.
+    rewards: {dataset: reward}; probed: the datasets whose rewards are new.
+    dev_losses, train_losses: {name: loss of the probe}, for the dev sets and datasets that were probed.
+    weights: {dev set: weight}, the priority.
+    alignment: the table, if it was asked for.
+    seconds: what the update took.
+    skipped: None, or why the mixture did not move.
+    notes: zero gradients, rewards that sum to 0 or less.
+    noise: {dataset: standard error of its reward}, where it was estimated.
+    signal: how much of what the rule goes by is not noise, 0 to 1; NaN where it is not known.
+    drift: total variation between the mixture and the prior: 0 is the prior, 1 has nothing in common with it.
+    learned: the same between the mixture and the one that the rule would have without any reward.
+    """
+
+    step: int
+    mixture: dict[str, float]
     rewards: dict[str, float]
-    dev_losses: dict[str, float]  # of the probe, for the dev sets that were probed
-    train_losses: dict[str, float]  # of the probe, for the datasets that were probed
-    weights: dict[str, float]  # of the dev sets: the priority
-    alignment: Alignment | None  # the table, if it was asked for
+    dev_losses: dict[str, float]
+    train_losses: dict[str, float]
+    weights: dict[str, float]
+    alignment: Alignment | None
     seconds: float
-    skipped: str | None = None  # why the mixture did not move
-    notes: tuple[str, ...] = ()  # zero gradients, rewards that sum to 0 or less
-    noise: dict[str, float] = field(default_factory=dict)  # standard errors of the rewards, where they were estimated
-    signal: float = math.nan  # how much of what the rule goes by is not noise, 0 to 1; NaN where it is not known
-    drift: float = 0.0  # total variation between the mixture and the prior: 0 is the prior, 1 nothing in common
-    learned: float = 0.0  # the same between the mixture and the one that the rule would have without any reward
-    probed: tuple[str, ...] = ()  # the datasets whose rewards are new
+    skipped: str | None = None
+    notes: tuple[str, ...] = ()
+    noise: dict[str, float] = field(default_factory=dict)
+    signal: float = math.nan
+    drift: float = 0.0
+    learned: float = 0.0
+    probed: tuple[str, ...] = ()
 
     def groups(self) -> dict[str, dict[str, float]]:
         """{"mixture": {"az": 0.1, ...}, "reward": ...}: what every logger, record and page calls these numbers."""
