@@ -34,7 +34,7 @@ from multidds import balancer, probing, scorer, sources
 from multidds.nmt.batches import assemble
 from multidds.nmt.config import Config, load_config, parse_config
 from multidds.nmt.prepare import prepare
-from multidds.nmt.train import Run
+from multidds.nmt.train import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY, STEP, PROBE = 1000, 9600, 4000  # the paper's M and step, and the probes of the goals; tokens
@@ -164,7 +164,7 @@ class Silent:
     def log(self, text: str) -> None: ...
 
 
-def step(run: Run) -> float:
+def step(run: Training) -> float:
     """One turn of the loop of multidds.nmt.train, without an update. Seconds."""
     began, at = time.perf_counter(), run.progress
     batches, sentences, tokens = run.stream.next(run.steps_until_update())
@@ -174,7 +174,7 @@ def step(run: Run) -> float:
     return time.perf_counter() - began
 
 
-def update(run: Run) -> float:
+def update(run: Training) -> float:
     """One update, as the loop makes and records it. Seconds."""
     assert run.balancer is not None
     began = time.perf_counter()
@@ -185,9 +185,9 @@ def update(run: Run) -> float:
 # ---------------------------------------------------------------------------------------------- measuring
 
 
-def two_runs(config: Config, folder: Path) -> tuple[Run, Run]:
+def two_runs(config: Config, folder: Path) -> tuple[Training, Training]:
     static = config.model_copy(update={"mixture": config.mixture.model_copy(update={"method": "static"})})
-    return Run(static, folder / "static"), Run(config, folder / "balanced")
+    return Training(static, folder / "static"), Training(config, folder / "balanced")
 
 
 def measure(config: Config, folder: Path, rounds: int, steps: int, authors: bool = False) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def measure(config: Config, folder: Path, rounds: int, steps: int, authors: bool
     return result
 
 
-def authors_pass(run: Run, count: int = 8) -> float:
+def authors_pass(run: Training, count: int = 8) -> float:
     """Seconds of one of the authors' passes, the mean of a few: 8 random sentences, gradient, cosine with another."""
     random = np.random.default_rng(0)
     params = list(run.model.parameters())

@@ -8,7 +8,7 @@ from toy_runs import Silent, small_config
 
 from multidds.nmt import checkpoints
 from multidds.nmt.averaging import AveragedWeights
-from multidds.nmt.train import Run, train
+from multidds.nmt.train import Training, train
 
 
 def moved(model):
@@ -99,7 +99,7 @@ def test_a_run_with_an_average_that_was_cut_off_ends_as_one_that_was_not(corpus,
 
 def test_a_balancer_can_probe_at_the_averaged_weights(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.average=3")
-    run = Run(config, tmp_path / "run")
+    run = Training(config, tmp_path / "run")
     for _ in range(4):
         batches, _, tokens = run.stream.next(run.steps_until_update())
         run.step(batches, tokens)

@@ -24,7 +24,7 @@ from multidds.nmt.prepare import Prepared
 from multidds.nmt.prior import prior_of
 from multidds.nmt.progress import CLOCKS
 from multidds.nmt.schedule import planned_sentences
-from multidds.nmt.train import Run, train
+from multidds.nmt.train import Training, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
 
@@ -92,7 +92,7 @@ def test_a_missing_compiler_is_one_line():
 
 def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "mixture.every=100", "train.label_smoothing=0.1")
-    run = Run(config, tmp_path / "run")
+    run = Training(config, tmp_path / "run")
     for _ in range(3):
         batches, _, tokens = run.stream.next(run.steps_until_update())
         with NoWaiting():
@@ -144,7 +144,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(corpus, monkeypatch, tm
     )  # fmt: skip
     train(config, tmp_path / "whole", Silent())
     for stop in (6, 11):
-        run = Run(config, tmp_path / "cut")
+        run = Training(config, tmp_path / "cut")
         at = run.progress
         while at.step < stop:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
@@ -234,9 +234,9 @@ def test_checkpoints_are_kept_in_the_number_asked_for_and_hold_no_pickle(corpus,
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.save_every=2")
-    run = Run(config, tmp_path / "run")
+    run = Training(config, tmp_path / "run")
     run.close()
-    original = Run.step
+    original = Training.step
 
     def poisoned(self, batches, tokens):
         if self.progress.step == 5:
@@ -244,7 +244,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(corpus, m
                 self.model.encoder_norm.g.fill_(math.nan)
         original(self, batches, tokens)
 
-    monkeypatch.setattr(Run, "step", poisoned)
+    monkeypatch.setattr(Training, "step", poisoned)
     with pytest.raises(UserError, match=r"step 6: the loss or its gradient is not finite on .*-00000004\.safetensors"):
         train(config, tmp_path / "run", Silent())
     assert checkpoints.listed(tmp_path / "run")[-1].stem == "step-00000004"
@@ -279,7 +279,7 @@ def test_accumulating_gradients_is_the_same_as_one_large_batch(corpus, monkeypat
     config = small_config(corpus, monkeypatch, *settings)
     gradients = []
     for parts in (1, 3):
-        run = Run(config, tmp_path / str(parts))
+        run = Training(config, tmp_path / str(parts))
         from multidds.nmt.batches import assemble
 
         items = [(run.data["shift-base"], i) for i in range(30)]
@@ -307,7 +307,9 @@ def test_the_priors_are_those_of_the_core(corpus, monkeypatch, tmp_path):
         corpus, monkeypatch, "mixture.prior=explicit", "mixture.probabilities={mirror-base=3, shift-base=1}"
     )
     assert prior_of(explicit, {"mirror-base": 500, "shift-base": 3000}, data_of)["mirror-base"] == 0.75
-    run = Run(small_config(corpus, monkeypatch, "mixture.prior=unimax", "mixture.max_passes=0.5"), tmp_path / "run")
+    run = Training(
+        small_config(corpus, monkeypatch, "mixture.prior=unimax", "mixture.max_passes=0.5"), tmp_path / "run"
+    )
     run.close()
     planned = planned_sentences(run.config, run.data)
     assert run.mixture["mirror-base"] * planned <= 0.5 * 500 * 1.001
@@ -388,9 +390,9 @@ def test_kill_9_at_random_moments_ten_times_changes_nothing(tiny, tmp_path):
 
 def test_a_run_has_one_writer(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch)
-    first = Run(config, tmp_path / "run")
+    first = Training(config, tmp_path / "run")
     with pytest.raises(UserError, match="run: is being trained by another process"):
-        Run(config, tmp_path / "run")
+        Training(config, tmp_path / "run")
     first.close()
     assert train(config, tmp_path / "run", Silent()).finished
 

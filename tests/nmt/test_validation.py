@@ -16,7 +16,7 @@ from multidds.nmt.dev_translation import dev_bleu, spread
 from multidds.nmt.errors import UserError
 from multidds.nmt.model import Transformer, make_model
 from multidds.nmt.prepare import Prepared
-from multidds.nmt.train import Run, train
+from multidds.nmt.train import Training, train
 from multidds.nmt.translate import Translator, text_of
 from multidds.nmt.validation import Measured, is_better, measure, ngram_counts, ngram_sums, soft_bleu
 
@@ -225,7 +225,7 @@ def test_dev_sets_are_translated_as_the_command_translates_them(corpus, monkeypa
         corpus, monkeypatch, "train.select_sentences=20", "mixture.method=static", pairs=("base-mirror", "base-shift")
     )
     train(config, tmp_path / "run", Silent())
-    run = Run(config, tmp_path / "run")
+    run = Training(config, tmp_path / "run")
     run.close()
     weights, _ = checkpoints.read(tmp_path / "run" / "best.safetensors")
     weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}

@@ -42,7 +42,7 @@ _KINDS = ("model", "averaged", "optimizer", "random", "balancer")
 def train(config: Config, folder: Path, show: Display) -> Progress:
     """Train, or go on training, the run in `folder`."""
     keep_freed_memory()
-    run = Run(config, folder)
+    run = Training(config, folder)
     at = run.progress
     if at.step and not at.finished:
         show.line(f"going on after step {at.step}")
@@ -77,7 +77,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
     return at
 
 
-class Run:
+class Training:
     """Everything that a training consists of, made from a config and, if there is one, the newest checkpoint."""
 
     def __init__(self, config: Config, folder: Path) -> None:
