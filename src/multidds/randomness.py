@@ -20,10 +20,13 @@ _MASK = (1 << 64) - 1
 
 def derive(*key: int | str) -> int:
     """A seed of 63 bits for a key such as (seed, "order", name, 3): equal keys, equal seeds."""
+    parts = [f"{type(part).__name__}:{part}" for part in key]
+    text = "\x1f".join(parts)
     # Any text may be a name: also one with the separator in it, or with half a surrogate pair.
-    parts = (f"{type(part).__name__}:{part}".replace("\\", "\\\\").replace("\x1f", "\\s") for part in key)
-    text = "\x1f".join(parts).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+    if "\\" in text or text.count("\x1f") >= len(parts):
+        text = "\x1f".join(part.replace("\\", "\\\\").replace("\x1f", "\\s") for part in parts)
+    encoded = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") >> 1
 
 
 def mix(value: int) -> int:
