@@ -285,6 +285,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, help="instead of the regime's own number")
     parser.add_argument("--lr", type=float, default=Config.lr)
+    parser.add_argument("--dropout", type=float, default=Config.dropout)
     given = parser.parse_args(arguments)
     if given.table:
         print(table([json.loads(path.read_text()) for path in sorted(given.results.glob("*.json"))]))
@@ -299,7 +300,7 @@ def main(arguments: list[str]) -> None:
                 if path.exists():
                     continue
                 corpus = corpus or read_corpus(REGIMES[regime])
-                config = Config(regime, method, seed, given.steps or STEPS[regime], given.lr)
+                config = Config(regime, method, seed, given.steps or STEPS[regime], given.lr, dropout=given.dropout)
                 text = json.dumps(rounded(run(config, corpus)), indent=1) + "\n"
                 partial = path.with_suffix(".partial")
                 partial.write_text(text)
