@@ -352,7 +352,7 @@ def test_a_non_finite_custom_reward_is_skipped_a_wrong_shape_an_error():
     with pytest.raises(ValueError, match=r"one number for each of the 3 datasets, but the shape is \(2,\)"):
         balancer_of(reward=lambda a, w: torch.zeros(2), sketch=16).step()
     update = balancer_of(reward=lambda a, w: torch.tensor([1e308, 1e308, 0.0], dtype=torch.float64), sketch=16).step()
-    assert update.skipped == "the scorer step did not give finite probabilities"
+    assert update.skipped == "the rewards gave no finite probabilities"
 
 
 def test_zero_gradients_and_rewards_that_sum_to_nothing_are_named():
@@ -554,14 +554,13 @@ def test_a_state_fits_whatever_order_the_datasets_are_given_in():
         {"dev_losses": {"x": 1.0}},
         {"mixture": {"probabilities": {"a": 0.5, "b": 0.2, "c": 0.2}}},
         {"mixture": {"probabilities": {"a": 0.5, "b": 0.5}}},
-        {"scorer": Scorer.authors},
+        {"rule": Scorer.authors},
     ],
 )
 def test_a_refused_state_changes_nothing(change):
     _, balancer = fresh("list")
-    if "scorer" in change:
-        other = change["scorer"]().started([0.1, 0.3, 0.6])
-        change = {"scorer": other.state_dict()}
+    if "rule" in change:
+        change = {"rule": change["rule"]().started([0.1, 0.3, 0.6]).state_dict()}
     before = json.dumps(balancer.state_dict())
     model, trained = fresh("list")
     run(model, trained, 0, 5)
@@ -574,7 +573,7 @@ def test_what_is_not_of_the_right_kind_is_refused():
     for change, message in (
         ({"mixture": {"a": 1.0}}, "the mixture must be a Mixture, got dict"),
         ({"loss": 3}, "loss must be a function"),
-        ({"scorer": "adam"}, "scorer must be a Scorer, got str"),
+        ({"scorer": "adam"}, "scorer must be a Scorer or Anchored, got str"),
         ({"seed": "x"}, "seed must be a whole number, got 'x'"),
     ):
         with pytest.raises(TypeError, match=message):

@@ -77,7 +77,10 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
         (["train.lr=nan"], "[train] lr: input should be a finite number"),
         (["model.dropout=1.0"], "[model] dropout: input should be less than 1, but it is 1.0."),
         (["model.heads=3"], "width must be even and a multiple of heads, but it is 512 with 3 heads"),
-        (["mixture.method=multidds2"], "[mixture] method: input should be 'static', 'multidds', 'multidds-s', "),
+        (
+            ["mixture.method=multidds2"],
+            "[mixture] method: input should be 'static', 'anchored', 'shuffled', 'multidds', ",
+        ),
         (
             ["mixture.priority=lwo"],
             "priority must be 'regular', 'low', 'high' or weights, got 'lwo'. Did you mean 'low'?",

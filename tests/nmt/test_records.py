@@ -36,7 +36,7 @@ def made_update(names):
     """What a balancer found, and the record of it."""
     balancer = Balancer(Mixture.uniform(names), mlp(), loss, train=batches(names), dev=batches(names, seed=1), every=1)
     update = balancer.step()
-    facts = {"skipped": None, "notes": [], "seconds": 0.5}
+    facts = {"skipped": None, "notes": [], "seconds": 0.5, "drift": update.drift, "learned": update.learned}
     return update, Updated(step=1, **update.groups(), passes=dict.fromkeys(names, 1.0), **facts)
 
 
@@ -56,10 +56,11 @@ def test_numbers_that_are_not_finite_are_read_back(tmp_path):
 def test_tensorboard_and_every_log_have_the_same_words_for_an_update(tmp_path):
     update, record = made_update(NAMES)
     expected = update.scalars(passes=record.passes)
-    assert scalars(record) == {**expected, "update/seconds": 0.5}
+    own = {"update/seconds": 0.5, "update/drift": update.drift, "update/learned": update.learned}
+    assert scalars(record) == {**expected, **own}
     written(tmp_path, record)
     found = on_tensorboard(tmp_path)
-    assert found.keys() == {*expected, "update/seconds"}
+    assert found.keys() == {*expected, *own}
     assert found["mixture/my set"] == [(1, pytest.approx(expected["mixture/my set"]))]
 
 
