@@ -12,7 +12,7 @@ DEMO := demo
 CORPUS := data/catalogues
 endif
 
-.PHONY: demo test check docs wheel bench clean
+.PHONY: demo test test-fast check docs wheel bench clean
 
 demo: $(READY)  ## set up, then: a corpus, a fixed and a learned mixture side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
@@ -23,6 +23,9 @@ demo: $(READY)  ## set up, then: a corpus, a fixed and a learned mixture side by
 
 test: $(READY)  ## set up, then run all tests
 	$(BIN)/pytest -n auto --dist loadfile
+
+test-fast: $(READY)  ## the tests that take no more than a few seconds each
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow"
 
 check: $(READY)  ## formatting, lint and types; any finding is an error
 	$(BIN)/ruff format --check .

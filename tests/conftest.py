@@ -19,6 +19,16 @@ settings.load_profile("multidds")
 ROOT = Path(__file__).parent.parent
 
 
+SLOW_FIXTURES = {"tiny", "runs", "done", "demo", "place", "opened", "browser", "hundred"}  # whole trainings, a browser
+
+
+def pytest_collection_modifyitems(items):
+    """`make test-fast` leaves out what takes more than a few seconds, and what waits for such a fixture."""
+    for item in items:
+        if SLOW_FIXTURES & set(item.fixturenames):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("bfloat16") and (reason := bfloat16.refusal()):
         pytest.skip(f"bfloat16 {reason}")

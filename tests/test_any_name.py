@@ -42,6 +42,7 @@ def test_draws_do_not_depend_on_what_datasets_are_called(given):
 
 @settings(max_examples=15)
 @given(names)
+@pytest.mark.slow
 def test_an_update_and_its_state_take_any_names(given):
     def made():
         return Balancer(

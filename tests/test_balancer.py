@@ -483,6 +483,7 @@ def test_the_state_is_json_unless_it_holds_moving_averages():
         assert run(other_model, other, 5, 9) == run(model, balancer, 5, 9)
 
 
+@pytest.mark.slow
 def test_ten_steps_and_ten_in_a_new_process_equal_twenty(tmp_path):
     script = textwrap.dedent("""
         import sys, torch

@@ -79,6 +79,7 @@ def test_the_trainer_of_the_readme_runs_before_and_after_the_diff(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")  # of tiny trainings
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")  # Lightning 2.6 with torch 2.13
+@pytest.mark.slow
 def test_the_blocks_of_the_integrations_page_run(tmp_path, monkeypatch):
     trainer, lightning_ = blocks(ROOT / "docs" / "integrations.md", "python")
     names = trainer_surroundings(tmp_path, steps=500)

@@ -95,6 +95,7 @@ def test_schedules_go_where_their_names_say():
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_short_run_of_every_method_is_whole(corpus, method):
     lines = []
     found = domains.run(config(method), corpus, lines.append)

@@ -4,6 +4,7 @@ from statistics import mean
 
 import language_model
 import multitask
+import pytest
 import replay
 import text_classifier
 import torch
@@ -17,6 +18,7 @@ def means(found):
     return {method: mean(mean(scores.values()) for scores in runs) for method, runs in found.items()}
 
 
+@pytest.mark.slow
 def test_the_language_model_leaves_the_tables_and_beats_static_mixtures(capsys):
     losses = means(language_model.main(steps=160, seeds=1))
     assert losses["multidds-s"] < losses["proportional"] - 0.15
@@ -46,6 +48,7 @@ def test_no_split_of_the_language_model_shares_text_with_another():
         assert shared < 0.05  # rules of dashes and licence lines are in many files
 
 
+@pytest.mark.slow
 def test_the_classifier_serves_the_small_languages_and_leaves_the_crawl():
     found = text_classifier.main(steps=300, seeds=1)
     accuracies = means(found)
@@ -55,6 +58,7 @@ def test_the_classifier_serves_the_small_languages_and_leaves_the_crawl():
         assert found["multidds-s"][0][language] > found["proportional"][0][language] + 0.05
 
 
+@pytest.mark.slow
 def test_fine_tuning_drops_the_useless_task_and_serves_the_tiny_one(capsys):
     found = multitask.main(steps=200, seeds=1)
     accuracies = means(found)
@@ -73,6 +77,7 @@ def test_a_replayed_history_draws_what_the_recorded_run_drew(tmp_path):
     assert static != drawn
 
 
+@pytest.mark.slow
 def test_the_big_model_gains_from_the_replayed_mixture():
     found = replay.main(steps=500)
     for name in ("web", "rare"):

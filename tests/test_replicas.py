@@ -221,6 +221,7 @@ def one_rank(rank, world_size, folder):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.slow
 def test_replicas_equal_one_process(world_size, tmp_path):
     torch.multiprocessing.spawn(one_rank, (world_size, tmp_path), nprocs=world_size)
     for check in CHECKS:

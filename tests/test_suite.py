@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 
+@pytest.mark.slow
 def test_a_crashed_worker_ends_the_run_with_a_failure(tmp_path):
     (tmp_path / "test_crash.py").write_text("import os\n\ndef test_dies():\n    os.abort()\n")
     (tmp_path / "test_fine.py").write_text("def test_lives():\n    pass\n")

@@ -310,6 +310,7 @@ def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # the compiler's own
+@pytest.mark.slow
 def test_a_compiled_model_is_probed_eagerly(tmp_path):
     settings = {"torch_compile": True, "max_steps": 2, "gradient_accumulation_steps": 1}
     trainer, _ = trainer_of(tmp_path, model=Looked(), settings=settings)
@@ -415,6 +416,7 @@ def test_a_trainer_that_nobody_uses_is_freed_at_once_with_its_model(tmp_path):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_the_example_ends_with_a_lower_mean_test_loss_than_its_baseline(capsys):
     losses = huggingface_trainer.main(steps=120)
     means = {method: sum(values.values()) / len(values) for method, values in losses.items()}
@@ -496,6 +498,7 @@ CASES = [
 SHARED = {"gradient_accumulation_steps": 1, "max_steps": 8, "optim": "sgd"}
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

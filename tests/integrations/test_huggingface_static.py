@@ -77,6 +77,7 @@ def replica(rank, port, folder):
     leave()
 
 
+@pytest.mark.slow
 def test_processes_without_a_callback_share_the_draws_of_an_epoch(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -545,6 +545,7 @@ def one_rank(rank, folder):
     leave()
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch_and_resume_exactly(tmp_path):
     torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=2, start_method="fork")  # imports are slow
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
@@ -558,6 +559,7 @@ def test_two_processes_equal_one_with_twice_the_batch_and_resume_exactly(tmp_pat
         assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_example_drops_the_noise_and_resumes_exactly(tmp_path):
     results = lightning_fit.main(400)
     assert results["multidds-s"]["mixture"]["junk"] < results["proportional"]["mixture"]["junk"] / 2

@@ -25,6 +25,7 @@ def new(monkeypatch, tmp_path):
 
 
 @pytest.mark.bfloat16
+@pytest.mark.slow
 def test_where_bfloat16_works_the_trial_ends_well(new):
     assert bfloat16.survives()
     assert bfloat16.survives(bfloat16.LIMIT)
@@ -63,6 +64,7 @@ def test_training_from_python_says_what_to_set(new, corpus, monkeypatch, tmp_pat
         train(config, tmp_path / "run", Silent())
 
 
+@pytest.mark.slow
 def test_the_command_limits_onednn_by_itself_and_says_so_once(corpus):
     if bfloat16.answer() == "never":
         pytest.skip(f"bfloat16 {bfloat16.refusal()}")

@@ -261,6 +261,7 @@ def test_a_bad_list_is_one_line(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_unknown_missing_and_small_languages_are_one_line(made, shelf, tmp_path):
     for codes, message in (
         (["xyzzy"], "there is no language 'xyzzy'. Known are ach, afr, amh,"),

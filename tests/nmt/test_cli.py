@@ -74,6 +74,7 @@ def test_control_characters_come_out_as_text():
     assert printable("Sağ ol [bold]") == "Sağ ol [bold]"
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_what_would_be_done(tiny):
     out = multidds("train", RECIPE, "--run", "r", "--dry-run", cwd=tiny).stdout
     assert multidds("train", RECIPE, "--dry-run", cwd=tiny).stdout == out  # --run may be left out
@@ -91,12 +92,14 @@ def test_prepare_twice_says_that_nothing_has_changed(tiny):
     assert "3,000" in out
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_that_it_is_finished(tiny):
     out = multidds("train", RECIPE, "--run", "runs/tiny", cwd=tiny).stdout
     assert "Finished after 600 steps" in out
     assert "Next: multidds evaluate runs/tiny" in out
 
 
+@pytest.mark.slow
 def test_a_full_disk_or_a_forbidden_folder_is_one_line(tiny):
     done = multidds("train", RECIPE, "--run", "/proc/run", cwd=tiny, check=False)
     assert done.returncode == 2

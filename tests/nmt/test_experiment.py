@@ -182,6 +182,7 @@ def test_a_run_that_is_not_scored_or_has_become_longer_is_to_do(done, monkeypatc
                 assert to_do(job) == stages
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_or_killed_ends_as_one_that_was_not(done):
     cwd, _ = done
     text = EXPERIMENT.replace("runs/e", "runs/cut").replace("parallel", "evaluate = false\nparallel")
@@ -214,6 +215,7 @@ def test_a_run_that_was_stopped_or_killed_ends_as_one_that_was_not(done):
     assert best(run) == best(cwd / "runs/e/made-up/multidds-s/seed-1")
 
 
+@pytest.mark.slow
 def test_runs_that_fail_are_told_and_the_others_go_on(done):
     cwd, _ = done
     shutil.copytree(cwd / "runs/e/made-up/uniform/seed-1", cwd / "runs/f/made-up/other/seed-1")
@@ -262,6 +264,7 @@ def test_runs_that_fail_are_told_and_the_others_go_on(done):
     assert "Next:" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_left_to_it(done, monkeypatch, capsys):
     fcntl = pytest.importorskip("fcntl")
     cwd, _ = done

@@ -214,6 +214,7 @@ def test_layer_norm_is_an_option():
 
 
 @pytest.mark.filterwarnings("default")  # torch's compiler warns of what it does itself
+@pytest.mark.slow
 def test_compiled_layers_are_the_same_and_are_compiled_once_for_all_shapes(corpus, monkeypatch):
     """By the expressions of other devices than the CPU. Backend "eager": what is read, not what is made of it."""
     config = small_config(corpus, monkeypatch, "model.dropout=0", "model.attention_dropout=0", "model.norm=scale")

@@ -77,6 +77,7 @@ def test_latex_leaves_nothing_that_is_special(name):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.slow
 def test_a_report_of_odd_names_shows_them_as_text(tmp_path):
     pairs = [f"{name}-eng" for name in NAMES[:10]]
     make_run(tmp_path / "a", pairs, "</title>\x1b]0;")
@@ -101,6 +102,7 @@ def test_a_report_of_odd_names_shows_them_as_text(tmp_path):
 SOURCES, TARGET = ("中文/../x $y$", "<script>_&\x1b]0;"), "[my] set"
 
 
+@pytest.mark.slow
 def test_languages_of_any_code_are_prepared_trained_and_reported(tmp_path):
     lexicon = made_up_languages.words()
     for split, size in (("train", 300), ("dev", 20), ("test", 10)):

@@ -53,6 +53,7 @@ def test_the_demo_ends_with_the_table_the_page_and_an_invitation(demo, place):
     assert (place / "runs/demo-tiny/report/report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_second_call_of_the_demo_uses_what_is_there(demo, place):
     kept = {path: path.stat().st_mtime_ns for part in ("data", "runs/demo-tiny/catalogues-m2o")
             for path in (place / part).rglob("*") if path.is_file()}  # fmt: skip
@@ -61,6 +62,7 @@ def test_a_second_call_of_the_demo_uses_what_is_there(demo, place):
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
+@pytest.mark.slow
 def test_every_command_of_the_quickstart_works(demo, place):
     demo_block, translate_block, own_block = blocks(QUICKSTART, "console")
     assert demo_block.strip() == "make demo"  # the fixture has run it

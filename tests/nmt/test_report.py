@@ -67,6 +67,7 @@ def made(runs, tmp_path_factory):
     return folder / "report"
 
 
+@pytest.mark.slow
 def test_a_report_needs_neither_ctranslate2_nor_torch(tmp_path):
     make_run(tmp_path / "a", ["a-b"])
     make_run(tmp_path / "b", ["a-b"], method="multidds-s")
@@ -78,6 +79,7 @@ def test_a_report_needs_neither_ctranslate2_nor_torch(tmp_path):
     assert "1 language pairs" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_runs_of_these_tests_have_the_keys_of_real_ones(corpus, tmp_path):
     recipe = ROOT / "recipes" / "tiny.toml"
     overrides = [part for override in SMALL for part in ("--set", override)]
@@ -290,6 +292,7 @@ def test_what_is_missing_is_a_sentence(tmp_path):
         assert sentence in page
 
 
+@pytest.mark.slow
 def test_a_score_of_zero_is_a_score(tmp_path):
     """What a model that has hardly been trained gets, as in `make demo SCALE=tiny`."""
     for name, mixture in (("a", {}), ("b", {"method": "multidds-s"})):
@@ -329,6 +332,7 @@ def test_a_run_in_progress_is_read_up_to_its_last_whole_line(tmp_path):
         find_runs([folder])
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(tmp_path):
     make_run(tmp_path / "a", RELATED)
     (tmp_path / "empty").mkdir()
@@ -345,6 +349,7 @@ def test_mistakes_are_one_line(tmp_path):
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_text_of_a_config_is_escaped_everywhere(tmp_path):
     make_run(tmp_path / "a", RELATED, HOSTILE)
     make_run(tmp_path / "b", RELATED, HOSTILE, method="multidds-s")
@@ -399,6 +404,7 @@ def test_the_page_is_one_small_file_that_asks_the_network_for_nothing(made):
         assert (made / target).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_reports_are_the_same_byte_for_byte(runs, tmp_path):
     for name in ("one", "two"):
         report([runs / "m2o-related" / "multidds-s-1"], tmp_path / name)
@@ -406,6 +412,7 @@ def test_reports_are_the_same_byte_for_byte(runs, tmp_path):
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes(), path
 
 
+@pytest.mark.slow
 def test_figures_beyond_the_size_of_a_page_are_linked(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("multidds.nmt.report.MAX_BYTES", 150_000)
     page = report([runs / "m2o-related" / "multidds-s-1"], tmp_path).page
@@ -448,6 +455,7 @@ def opened(browser):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1400, "dark")])
+@pytest.mark.slow
 def test_in_a_browser_every_figure_has_axes_labels_and_a_legend(opened, made, width, scheme):
     page = opened(made / "report.html", width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing makes the page scroll sideways
@@ -484,6 +492,7 @@ def test_in_a_browser_every_figure_has_axes_labels_and_a_legend(opened, made, wi
     assert text_colour == colours[1]
 
 
+@pytest.mark.slow
 def test_in_a_browser_tables_sort_by_numbers_and_back(opened, made):
     page = opened(made / "report.html", 1000, "light")
     table = page.locator(f"[id='languages.{'m2o-related'}'] table")
@@ -511,6 +520,7 @@ def hundred(tmp_path_factory):
 
 
 @pytest.mark.parametrize("width", [360, 1400])
+@pytest.mark.slow
 def test_in_a_browser_a_hundred_datasets_stay_readable(opened, hundred, width):
     assert len(HUNDRED) > MANY
     assert hundred.stat().st_size < 5_000_000

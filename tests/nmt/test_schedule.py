@@ -51,6 +51,7 @@ def test_without_a_budget_or_a_learned_mixture_nothing_is_chosen():
         assert within_budget(config, 1000) is config
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_what_was_chosen(corpus, monkeypatch, tmp_path):
     """Also where its training has grown, for which a new choice would be another one."""
     overrides = ("mixture.probe_budget=0.9", "train.tokens=2000", "train.batch_tokens=2000")

@@ -102,7 +102,9 @@ def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):
     run.close()
 
 
-@pytest.mark.parametrize("method", ["static", "multidds", "multidds-s", "moving-average", "constant"])
+@pytest.mark.parametrize(
+    "method", ["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "constant"]
+)
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_path, method, mixing):
     config = small_config(corpus, monkeypatch, f"mixture.method={method}", f"train.mixing={mixing}", "train.tokens=200")
@@ -125,6 +127,7 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
             assert record["skipped"] is None
             if method == "constant":
                 assert set(record["reward"].values()) == {1.0}
+            assert bool(record["noise"]) == (record["signal"] is not None) == (method in ("anchored", "shuffled"))
         if record["kind"] == "validation":
             assert record["finished"] == "12 steps"
             mean = sum(record["dev_loss"].values()) / 2
@@ -134,12 +137,14 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
     assert list((tmp_path / "run" / "tensorboard").iterdir())
 
 
-@pytest.mark.parametrize("method", ["static", "multidds-s", "moving-average"])
+@pytest.mark.parametrize(
+    "method", ["static", "anchored", "multidds-s", "moving-average", "static mixture.schedule=proportional-to-uniform"]
+)
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(corpus, monkeypatch, tmp_path, method, mixing):
     """Cut off behind a checkpoint, with steps and records after it that are lost."""
     config = small_config(
-        corpus, monkeypatch, f"mixture.method={method}", f"train.mixing={mixing}", "train.tokens=200",
+        corpus, monkeypatch, *f"mixture.method={method}".split(), f"train.mixing={mixing}", "train.tokens=200",
         "mixture.scorer.optimizer=adam", "mixture.priority=low",
     )  # fmt: skip
     train(config, tmp_path / "whole", Silent())
@@ -151,6 +156,8 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(corpus, monkeypatch, tm
             run.step(batches, tokens)
             at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
             run.watch(batches, tokens, Silent())
+            if run.schedule is not None:
+                run.schedule.step()
             if run.balancer is not None and (update := run.balancer.step()):
                 run.record_update(update, Silent())
             if at.step % 4 == 0:
@@ -159,6 +166,23 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(corpus, monkeypatch, tm
         run.close()  # two or three steps are not in the checkpoint
     train(config, tmp_path / "cut", Silent())
     same_runs(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_schedule_moves_the_mixture_of_a_training(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, "mixture.method=static", "mixture.schedule=proportional-to-uniform")
+    train(config, tmp_path / "run", Silent())
+    (last,) = (record for record in records(tmp_path / "run") if record["kind"] == "validation")
+    assert last["mixture"] == pytest.approx({"mirror-base": 0.5, "shift-base": 0.5})
+
+
+def test_the_control_rewards_every_pair_for_another_one(corpus, monkeypatch, tmp_path):
+    found = {}
+    for method in ("anchored", "shuffled"):
+        config = small_config(corpus, monkeypatch, f"mixture.method={method}", "train.max_steps=5")
+        train(config, tmp_path / method, Silent())
+        (found[method],) = (r["reward"] for r in records(tmp_path / method) if r["kind"] == "update")
+    assert found["anchored"].keys() == found["shuffled"].keys()
+    assert found["anchored"]["mirror-base"] != pytest.approx(found["shuffled"]["mirror-base"], abs=1e-3)
 
 
 def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):
@@ -348,6 +372,7 @@ def command(folder, *overrides):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tiny, tmp_path, number):
     long = command(tmp_path / "run", "train.max_steps=100000", "train.max_epochs=100000")
     process = subprocess.Popen(long, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -362,6 +387,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tiny, tmp_path, 
     assert checkpoints.listed(tmp_path / "run")[-1].stem == f"step-{step:08}"
 
 
+@pytest.mark.slow
 def test_kill_9_at_random_moments_ten_times_changes_nothing(tiny, tmp_path):
     settings = ("train.max_steps=150", "train.save_every=3", "mixture.every=10")
     multidds(*command(tmp_path / "whole", *settings)[3:], cwd=tiny)

@@ -162,6 +162,7 @@ def test_translating_imports_no_torch(tiny):
     assert done.stderr.strip().endswith("False")
 
 
+@pytest.mark.slow
 def test_significance_is_that_of_sacrebleu_itself(tiny, monkeypatch):
     """Our p-values and stars against the command line of sacreBLEU on the same files."""
     other = tiny / "runs" / "other"
