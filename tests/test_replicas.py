@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from toys import batch, dataset, loss
 
-from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of, interleave, probe
+from multidds import Anchored, Balancer, Mixture, MixtureSampler, Scorer, batches_of, interleave, probe
 from multidds.replicas import place_among_ranks, ranks
 
 NAMES = ("a", "b", "c")
@@ -36,7 +36,7 @@ def make(kind, batches, wrap=False, compute=loss, other_dev=None, **kwargs):
     mixture = Mixture.proportional({"a": 1, "b": 2, "c": 5})
     train, dev = sources(kind, NAMES, 0), {**sources(kind, DEV, 10), **(other_dev or {})}
     return model, Balancer(
-        mixture, model, compute, train=train, dev=dev, every=1, batches=batches, scorer=Scorer(lr=1), **kwargs
+        mixture, model, compute, train=train, dev=dev, every=1, batches=batches, **{"scorer": Scorer(lr=1), **kwargs}
     )
 
 
@@ -55,8 +55,16 @@ def updates(total, kind):
     return out
 
 
+def anchored_updates(total):
+    """Updates of the anchored rule, whose noise is that of two halves of all batches."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    _, balancer = make("function", total // world_size, scorer=Anchored())
+    return [[update.rewards, update.noise, update.mixture] for update in (balancer.step() for _ in range(3))]
+
+
 def check_updates(rank, folder):
-    (folder / f"updates{rank}.json").write_text(json.dumps([updates(6, "function"), updates(6, "loader")]))
+    found = [updates(6, "function"), updates(6, "loader"), anchored_updates(12)]
+    (folder / f"updates{rank}.json").write_text(json.dumps(found))
 
 
 def check_data_parallel(rank, folder):
@@ -228,7 +236,7 @@ def test_replicas_equal_one_process(world_size, tmp_path):
         assert all((tmp_path / f"{check.__name__}{rank}").exists() for rank in range(world_size))
     results = [json.loads((tmp_path / f"updates{rank}.json").read_text()) for rank in range(world_size)]
     assert all(result == results[0] for result in results)  # the same on every rank, bit for bit
-    expected = json.loads(json.dumps([updates(6, "function"), updates(6, "loader")]))
+    expected = json.loads(json.dumps([updates(6, "function"), updates(6, "loader"), anchored_updates(12)]))
     close_to(results[0], expected)
 
 

@@ -32,7 +32,7 @@ STABILIZED = {"multidds": False, "multidds-s": True, "moving-average": False}
 _OF_TABLE: dict[str, Reward] = {"multidds": multidds, "multidds-s": multidds_s}
 _NOISE_BUCKETS = 2**15  # of the sketches of both halves: cosines to 0.005, well below the noise that is looked for
 
-Halfway: TypeAlias = Callable[[Gradient], None] | None
+AfterEach: TypeAlias = Callable[[int, Gradient], None] | None
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class Estimator:
             direction = None if callable(self._reward) else Direction(weights, STABILIZED[self._reward])
             table = None if self._sketch is None else self._new_table()
             halves = self._new_halves()
-            halfway = None if halves is None else halves.halfway
+            after_each = None if halves is None else halves.after_each
             sweep(
-                self._dev_gradients(dev_batches, weights, halfway),
-                self._train_gradients(findings, halfway),
+                self._dev_gradients(dev_batches, weights, after_each),
+                self._train_gradients(findings, after_each),
                 [each for each in (losses, findings, direction, table, halves) if each is not None],
                 ahead=partial(self._prober.moved, step=self._step_ahead) if self._step_ahead else None,
                 metric=None if self._metric is None else self._metric.applied,
@@ -204,19 +204,19 @@ class Estimator:
         return {name: weights[name] for name in self._dev_names}
 
     def _dev_gradients(
-        self, batches: Mapping[str, Iterable[Any]], weights: Mapping[str, float], halfway: Halfway
+        self, batches: Mapping[str, Iterable[Any]], weights: Mapping[str, float], after_each: AfterEach
     ) -> dict[str, Taken]:
         """Of the dev sets that count; a table is asked for to see all."""
         return {
-            name: partial(self._prober.gradient, ("dev", name, self._rounds), batches[name], self._batches, halfway)
+            name: partial(self._prober.gradient, ("dev", name, self._rounds), batches[name], self._batches, after_each)
             for name in self._dev_names
             if weights[name] or self._sketch is not None
         }
 
-    def _train_gradients(self, findings: Findings, halfway: Halfway) -> dict[str, Taken]:
+    def _train_gradients(self, findings: Findings, after_each: AfterEach) -> dict[str, Taken]:
         def probed(name: str) -> tuple[Gradient, float]:
             key = ("train", name, self._rounds)
-            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._batches, halfway)
+            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._batches, after_each)
             if self._step_ahead or self._averages:  # before the dev sets see it, or an average leaves it out
                 findings.check("gradient", "dataset", {name: norm(gradient)})
             return gradient, loss
@@ -239,7 +239,8 @@ class Estimator:
         if self._noise_sketcher is None:
             return None
         prober = self._prober
-        return Halves(prober.params, prober.names, self._noise_sketcher, self._batches, prober.replicas.average)
+        count = self._batches * prober.replicas.size
+        return Halves(prober.params, prober.names, self._noise_sketcher, count, prober.replicas.average)
 
     def _noise(self, first: Alignment, second: Alignment, weights: Mapping[str, float]) -> dict[str, float]:
         by = self._reward if callable(self._reward) else _OF_TABLE[self._reward]

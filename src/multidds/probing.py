@@ -122,17 +122,17 @@ class Prober:
         key: tuple[str, str, int],
         batches: Iterable[Any],
         count: int,
-        halfway: Callable[[Gradient], None] | None = None,
+        after_each: Callable[[int, Gradient], None] | None = None,
     ) -> tuple[Gradient, float]:
         """The gradient of the mean loss over `count` batches of every replica, and that loss.
 
-        `key` is (role, name, number of the update): it seeds what is random in the forward pass. `halfway` sees what
-        the first half of this replica's batches adds to the mean.
+        `key` is (role, name, number of the update): it seeds what is random in the forward pass. `after_each` sees the
+        number of each batch among those of all replicas, and what this replica's batches up to it add to the mean.
         """
         narrow = any(wide(p.dtype) != p.dtype for p in self.params)
         total, losses = None, []
         with self.replicas.failing_together():
-            for done, (j, batch) in enumerate(self._numbered(batches, count), start=1):
+            for j, batch in self._numbered(batches, count):
                 with self._seeded(key, j):
                     loss = self._checked_loss(key, batch, self._dev_loss if key[0] == "dev" else self._loss)
                     # With `inputs` reentrant checkpointing does not work, so only where it is needed.
@@ -140,8 +140,8 @@ class Prober:
                 losses.append(loss.detach())
                 if narrow and count * self.replicas.size > 1:  # float32 sums: .grad itself would round
                     total = added(total, self._taken())
-                if halfway is not None and done == count // 2:
-                    halfway([p.grad for p in self.params] if total is None else total)
+                if after_each is not None:
+                    after_each(j, [p.grad for p in self.params] if total is None else total)
         gradient = total if total is not None else self._taken()
         if self.replicas.size > 1:
             gradient = [

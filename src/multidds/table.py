@@ -62,8 +62,8 @@ class Table:
             dev_losses=losses.of_dev,
         )
 
-    def kept(self, gradient: Gradient, average: Callable[[Iterable[Tensor]], None] | None = None) -> Tensor:
-        """What is remembered of a gradient: one flat vector, whole or sketched; `average`: over the replicas."""
+    def kept(self, gradient: Gradient) -> Tensor:
+        """What is remembered of a gradient: one flat vector, whole or sketched."""
         device, dtype = self._params[0].device, wide(self._params[0].dtype)
         if self._sketcher is None:
             filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self._params, gradient, strict=True)]
@@ -72,8 +72,6 @@ class Table:
         for name, g in zip(self._names, gradient, strict=True):
             if g is not None:
                 self._sketcher.add(sketch, name, g.to(device))
-        if average is not None:
-            average([sketch])  # where the gradients are: the backend may reduce nothing on the CPU
         return sketch.cpu()
 
     def _products(self, rows: list[Tensor], columns: list[Tensor]) -> Tensor:
@@ -87,10 +85,11 @@ class Table:
 
 
 class Halves:
-    """Two tables, each of one half of the probe batches: how much would rewards move if the probe were drawn again?
+    """Two tables, of the even and of the odd probe batches: how much would rewards move if the probe were drawn again?
 
-    A collector whose `halfway` must be shown what the first half of the batches adds to each gradient. count: batches
-    per dataset and dev set. average: replaces tensors by their mean over the replicas.
+    A collector whose `after_each` must be shown what the batches of each gradient add to it, one after another. Batches
+    are numbered over all replicas, so that W replicas have the halves of one process. count: batches per dataset and
+    dev set, over all replicas. average: replaces tensors by their mean over the replicas.
     """
 
     def __init__(
@@ -102,11 +101,16 @@ class Halves:
         average: Callable[[Iterable[Tensor]], None],
     ) -> None:
         self._tables = [Table(params, names, sketcher, step_ahead=False) for _ in range(2)]
-        self._count, self._average = count, average
-        self._first: Tensor | None = None
+        self._shares = [(count + 1) // 2 / count, count // 2 / count]  # of the even and of the odd batches
+        self._average = average
+        self._sums: list[Tensor] = []  # sketches of what the even and the odd batches so far add to this gradient
 
-    def halfway(self, gradient: Gradient) -> None:
-        self._first = self._tables[0].kept(gradient, self._average)
+    def after_each(self, number: int, gradient: Gradient) -> None:
+        sofar = self._tables[0].kept(gradient)
+        if not self._sums:
+            self._sums = [torch.zeros_like(sofar) for _ in range(2)]
+        even, odd = self._sums
+        self._sums[number % 2] = sofar - (odd if number % 2 == 0 else even)  # sketches are linear
 
     def dev(self, look: Look) -> None:
         for table, half in zip(self._tables, self._split(look), strict=True):
@@ -116,12 +120,12 @@ class Halves:
         for table, half in zip(self._tables, self._split(look), strict=True):
             table.add_train(half)
 
-    def _split(self, look: Look) -> tuple[Tensor, Tensor]:
-        """The mean gradients of both halves: sketches are linear."""
-        assert self._first is not None
-        whole, first, before = self._tables[0].kept(look.gradient), self._first, self._count // 2
-        self._first = None
-        return first * (self._count / before), (whole - first) * (self._count / (self._count - before))
+    def _split(self, look: Look) -> list[Tensor]:
+        """The mean gradients of both halves."""
+        device = next(g.device for g in look.gradient if g is not None)
+        halves, self._sums = [each.to(device) for each in self._sums], []
+        self._average(halves)  # where the gradients are: the backend may reduce nothing on the CPU
+        return [half.cpu() / share for half, share in zip(halves, self._shares, strict=True)]
 
     def alignments(self, losses: Losses, names: Sequence[str]) -> tuple[Alignment, Alignment]:
         first, second = (table.alignment(losses, names) for table in self._tables)
