@@ -56,12 +56,46 @@ def test_an_update_is_the_rule_written_naively():
     assert update.probed == NAMES
 
 
-def test_with_sizes_and_length_the_anchor_is_planned():
+def test_with_sizes_and_length_the_training_starts_with_the_plan_and_tilts_it():
+    options = {"dev": batches(NAMES, 4, seed=1), "sizes": SIZES, "examples": 300.0}
+    balancer = anchored(**options)
     plan = planned(SIZES, 300.0)
-    update = anchored(sizes=SIZES, examples=300.0, scorer=Anchored(strength=0.0)).step()
-    assert update.mixture == pytest.approx(plan)
-    assert update.learned == pytest.approx(0)
-    assert Mixture.planned(SIZES, 300.0).probabilities == pytest.approx(plan)
+    assert balancer.mixture.probabilities == pytest.approx(plan)
+    assert plan["a"] > 0.15  # of a dataset that is a tenth of all
+    update = anchored(**options, batches=1).step()  # one batch has no halves: all of it counts as signal
+    assert update.learned > 0.05
+    assert update.drift != update.learned
+    assert anchored(**options, scorer=Anchored(strength=0.0)).step().mixture == pytest.approx(plan)
+    weighted = anchored(**options, priority={"a": 3, "b": 1, "c": 1})
+    assert weighted.mixture["a"] > plan["a"]
+    bounded = anchored(**options, bounds={"a": (0.0, 0.12)})
+    assert bounded.mixture["a"] == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sizes": SIZES, "examples": 300.0},  # the dev sets have names of their own
+        {"dev": batches(NAMES, 4, seed=1), "sizes": SIZES},
+        {"dev": batches(NAMES, 4, seed=1), "sizes": SIZES, "examples": 300.0, "scorer": Anchored(plan=False)},
+    ],
+)
+def test_where_nothing_can_be_planned_the_anchor_is_the_prior(options):
+    balancer = anchored(**options)
+    assert balancer.mixture.probabilities == Mixture.proportional(SIZES).probabilities
+    update = balancer.step()
+    assert update.learned == update.drift
+
+
+def test_it_is_the_default_and_a_reward_of_the_paper_brings_the_rule_of_the_paper():
+    def moved(**options):
+        train, dev = batches(NAMES, 4), batches(DEV, 4, seed=1)
+        return Balancer(Mixture.proportional(SIZES), mlp(), loss, train=train, dev=dev, every=1, **options).step()
+
+    assert moved().mixture == moved(scorer=Anchored(), batches=2).mixture
+    paper = moved(reward="multidds-s")
+    assert paper.mixture == moved(reward="multidds-s", scorer=Scorer(), batches=1).mixture
+    assert math.isnan(paper.signal)
 
 
 def test_the_noise_of_equal_halves_is_nothing_and_all_is_signal():

@@ -20,9 +20,12 @@ class Anchored:
 
     strength: a dataset that is one standard deviation better than the mean gets exp(strength) times the share of the
         anchor, before all are scaled to sum to 1. 0 keeps the anchor; larger values trust the rewards more.
+    plan: where a balancer knows the sizes of the datasets and how many examples will be drawn, the anchor is
+        Mixture.planned for them, and the training starts with it. False: the anchor is the mixture that is given.
     """
 
     strength: float = 0.5
+    plan: bool = True
 
     def __post_init__(self) -> None:
         if not (self.strength >= 0 and math.isfinite(self.strength)):

@@ -43,13 +43,14 @@ class Balancer:
     steps: optimizer steps of the whole training, where they are known.
     budget: probe batches per training batch that updates may take, where `every` is None.
     dev_loss: (model, batch) -> scalar tensor that the dev sets want small; None: the training loss.
-    reward: what a dataset is worth: None or "multidds-s": the mean of its cosines with the dev sets, however large
-        their gradients are; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which
-        needs `sketch`.
+    reward: what a dataset is worth: "multidds-s": the mean of its cosines with the dev sets, however large their
+        gradients are; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which needs
+        `sketch`. None: "multidds-s", with the default rule.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
-    scorer: how rewards move the mixture: the paper's Scorer(...), the default, or Anchored(...).
-    sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both, the
-        anchor of Anchored is planned for this length of training; else it is the prior.
+    scorer: how rewards move the mixture: Anchored(...), or the paper's Scorer(...). None: the paper's where a reward
+        is given, else Anchored().
+    sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both,
+        Anchored moves the mixture to what a training of this length wants, at once, and tilts that; else the prior.
     max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
         sizes, examples and steps.
     bounds: {name: (low, high)}: limits of shares, which every rule keeps.
@@ -99,25 +100,41 @@ class Balancer:
         _check_data(mixture, train, dev)
         _check_choices(loss, dev_loss, reward, scorer, sketch, seed)
         check_step_ahead("Balancer", step_ahead)
-        rule, anchored = scorer or Scorer(), isinstance(scorer, Anchored)
+        rule = scorer or (Anchored() if reward is None else Scorer())
+        comparing = isinstance(rule, Anchored)  # halves of its probes
         looks = len(train) * (1 + len(dev)) if step_ahead else len(train) + len(dev)
-        pace = _pace(looks, every, steps, budget, batches, comparing=anchored)
+        pace = _pace(looks, every, steps, budget, batches, comparing)
         self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
         reward = "multidds-s" if reward is None else reward
         _check_model(self._prober, mixture, dev, reward, sketch, step_ahead)
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
         choices: dict[str, Any] = {"reward": reward, "step_ahead": step_ahead, "sketch": sketch, "decay": decay}
-        choices |= {"batches": pace.batches, "optimizer": optimizer, "noise": anchored, "dev_names": dev}
+        choices |= {"batches": pace.batches, "optimizer": optimizer, "noise": comparing, "dev_names": dev}
         self._estimator = Estimator(mixture.names, self._prober, sources, **choices)
         self.mixture, self.every, self.priority = mixture, pace.every, priority
         self._limits = Limits(mixture.names, bounds, sizes, examples, steps, max_passes)
         self._order = sorted(mixture.names)  # of the rule: a state fits whatever order the datasets are given in
-        self._prior = self._anchor = [mixture[name] for name in self._order]
-        if anchored and sizes is not None and examples is not None:
-            self._anchor = list(map(planned(sizes, examples).__getitem__, self._order))
+        self._prior = [mixture[name] for name in self._order]
+        self._anchor = self._start(rule, sizes, examples, dev)
         self._rule = rule.started(self._prior)
         self._steps, self._frozen = 0, False
         self.history: deque[Update] = deque(maxlen=_HISTORY)  # the last updates, without their tables
+
+    def _start(
+        self,
+        rule: Scorer | Anchored,
+        sizes: Mapping[str, float] | None,
+        examples: float | None,
+        dev: Mapping[str, Any],
+    ) -> list[float]:
+        """The anchor: the prior; or a plan, to which the mixture is moved, where it is known for how long there will be
+        training, and of which datasets the dev sets are.
+        """
+        weights = self.priority if isinstance(self.priority, Mapping) else dict.fromkeys(dev, 1.0)
+        if isinstance(rule, Anchored) and rule.plan and sizes and examples and not weights.keys().isdisjoint(sizes):
+            self.mixture.move(self._limits.applied(planned(sizes, examples, weights), step=0))
+            return [self.mixture[name] for name in self._order]
+        return self._prior
 
     def step(self) -> Update | None:
         """Count one optimizer step; after every `every`-th one, update the mixture and say how.

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from .checks import check_names, listed
-from .plan import WORTH, planned
+from .plan import TRANSFER, WORTH, planned
 
 _SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
 _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
@@ -78,18 +78,34 @@ class Mixture:
         return cls(_normalised(shares))
 
     @classmethod
-    def planned(cls, sizes: Mapping[str, float], examples: float, worth: float = WORTH) -> "Mixture":
-        """What a training of this length wants of each dataset: near uniform if short, proportional if long.
+    def planned(
+        cls,
+        sizes: Mapping[str, float],
+        examples: float,
+        weights: Mapping[str, float] | None = None,
+        transfer: float = TRANSFER,
+        worth: float = WORTH,
+    ) -> "Mixture":
+        """What a training of this length wants of each dataset: the shorter, the nearer to uniform.
 
-        It maximises the sum over datasets of log(effective examples), where repeated examples are worth less and less
-        (Muennighoff et al. 2023; `worth` is their R*, in passes). `examples`: what the whole training will draw, in
-        the unit of the sizes.
+        sizes: {name: how many examples there are}. examples: what the whole training will draw, in the unit of sizes.
+        weights: {name: how much its dev set counts}; None: all the same.
+        transfer: what an example is worth for the dev sets of other datasets.
+        worth: the passes after which a repeated example is worth 1/e of a new one (R* of Muennighoff et al. 2023).
+
+        It maximises the weighted sum over dev sets of log(examples that serve them, repeated ones counted for less).
         """
         sizes = _checked_sizes("Mixture.planned", sizes)
         for word, value in (("examples", examples), ("worth", worth)):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"Mixture.planned: {word} must be positive and finite, but it is {value}.")
-        return cls(planned(sizes, examples, worth))
+        if not 0 <= transfer <= 1:
+            raise ValueError(f"Mixture.planned: transfer must be between 0 and 1, but it is {transfer}.")
+        if weights is not None:
+            check_names("Mixture.planned: weights", sizes, weights)
+            if not all(0 <= w < math.inf for w in weights.values()) or not any(weights.values()):
+                raise ValueError("Mixture.planned: weights must not be negative, and at least one above 0.")
+        return cls(planned(sizes, examples, weights, transfer, worth))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,14 +1,18 @@
-"""How much of each dataset a whole training should see, from sizes and length alone. Pure.
+"""How much of each dataset a whole training should see, from sizes, length and what counts. Pure.
 
 Data that come again are worth less each time: after U new examples, R further passes are worth U * R* (1 - e^(-R / R*))
-new ones, with R* about 15 (Muennighoff et al. 2023). A dev set gains by the logarithm of the data that serve it.
-Together they say how far small datasets should be repeated: as temperatures do, but for this length of training.
+new ones, with R* about 15 (Muennighoff et al. 2023). A dev set is served by the dataset of its name and, much less, by
+all the others, and gains by the logarithm of what serves it. Together they say how far small datasets should be
+repeated: as temperatures do, but for this length of training, and for the dev sets that count most.
 """
 
 import math
 from collections.abc import Mapping
 
 WORTH = 15.0  # R*: passes after which a repeated example is worth 1/e of a new one
+TRANSFER = 0.05  # what an example is worth for the dev set of another dataset, where losses count
+_LEAST = 0.1  # of the smaller of its proportional and its uniform share: what a dataset is given in any case
+_ROUNDS, _EXACT = 10_000, 1e-10
 
 
 def effective(drawn: float, size: float, worth: float = WORTH) -> float:
@@ -18,32 +22,56 @@ def effective(drawn: float, size: float, worth: float = WORTH) -> float:
     return size + size * worth * -math.expm1(-(drawn / size - 1) / worth)
 
 
-def marginal(drawn: float, size: float, worth: float = WORTH) -> float:
-    """What one draw more adds to the logarithm of the effective examples; falls from infinity to 0."""
-    fresh = 1.0 if drawn <= size else math.exp(-(drawn / size - 1) / worth)
-    return fresh / effective(drawn, size, worth)
+def marginals(
+    drawn: Mapping[str, float],
+    sizes: Mapping[str, float],
+    weights: Mapping[str, float],
+    transfer: float = TRANSFER,
+    worth: float = WORTH,
+) -> dict[str, float]:
+    """The logarithm of what one draw more from each dataset adds to the sum that `planned` maximises."""
+    data = {name: effective(drawn[name], size, worth) for name, size in sizes.items()}
+    total = math.fsum(data.values())
+    # For every dev set, its weight per example that serves it.
+    pull = {k: w / (transfer * total + (1 - transfer) * data.get(k, 0.0)) for k, w in weights.items() if w}
+    common = transfer * math.fsum(pull.values())
+    worths = {}
+    for name, size in sizes.items():
+        use = common + (1 - transfer) * pull.get(name, 0.0)
+        repeated = max(0.0, drawn[name] / size - 1)  # passes after the first; a new example is worth 1
+        worths[name] = (math.log(use) if use else -math.inf) - repeated / worth
+    return worths
 
 
-def planned(sizes: Mapping[str, float], examples: float, worth: float = WORTH) -> dict[str, float]:
-    """The shares that maximise the sum over datasets of log(effective examples), for so many draws in all.
+def planned(
+    sizes: Mapping[str, float],
+    examples: float,
+    weights: Mapping[str, float] | None = None,
+    transfer: float = TRANSFER,
+    worth: float = WORTH,
+) -> dict[str, float]:
+    """The shares that maximise the weighted sum over dev sets k of log(D(k) + transfer * (all other D)).
 
-    At the best shares one draw more is worth the same everywhere: that worth, the price, is found by bisection.
+    D are the effective examples after so many draws in all. weights: {dev set: how much it counts}; None: every dataset
+    has a dev set, and all count the same. A dataset that would get nothing, or nearly, gets a little.
+
+    At the best shares one draw more is worth the same everywhere: until it is, shares grow where it is worth more than
+    elsewhere. The step is the shorter the steeper the worth of a repeated dataset falls, so that none goes too far.
     """
-    high = math.log(2 * len(sizes) / examples)  # the logarithm of a price at which too little would be drawn
-    low = high - 2 * examples / min(sizes.values()) - 100  # and of one at which too much would be
-    for _ in range(200):
-        price = (low + high) / 2
-        drawn = {name: _drawn_at(price, size, worth) for name, size in sizes.items()}
-        low, high = (price, high) if math.fsum(drawn.values()) > examples else (low, price)
-    total = math.fsum(drawn.values())
-    return {name: count / total for name, count in drawn.items()}
-
-
-def _drawn_at(log_price: float, size: float, worth: float) -> float:
-    """How many draws bring the marginal worth of a dataset down to the price."""
-    relative = log_price + math.log(size)
-    if relative >= 0:  # within the first pass: the worth of the next draw is 1 / drawn
-        return size * math.exp(-relative)
-    # e^-x / (size (1 + worth (1 - e^-x))) = price, solved for x: after 1 + worth * x passes
-    x = math.log1p(worth * math.exp(relative)) - relative - math.log1p(worth)
-    return size * (1 + worth * x)
+    weights = dict.fromkeys(sizes, 1.0) if weights is None else weights
+    everything = math.fsum(sizes.values())
+    shares = {name: size / everything for name, size in sizes.items()}
+    for _ in range(_ROUNDS):
+        drawn = {name: p * examples for name, p in shares.items()}
+        worths = marginals(drawn, sizes, weights, transfer, worth)
+        mean = math.fsum(p * worths[name] for name, p in shares.items() if p)
+        steps = {name: (worths[name] - mean) / (1 + drawn[name] / (worth * sizes[name])) for name in sizes}
+        grown = {name: p * math.exp(min(max(steps[name], -1.0), 1.0)) for name, p in shares.items()}
+        total = math.fsum(grown.values())
+        shares = {name: p / total for name, p in grown.items()}
+        if max(abs(step) for name, step in steps.items() if shares[name]) < _EXACT:
+            break
+    least = {name: _LEAST * min(1 / len(sizes), size / everything) for name, size in sizes.items()}
+    given = {name: max(p, least[name]) for name, p in shares.items()}
+    total = math.fsum(given.values())
+    return {name: p / total for name, p in given.items()}

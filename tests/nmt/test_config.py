@@ -5,7 +5,8 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds.nmt.config import Config, changed_keys, load_config, parse_config
+from multidds.nmt.changes import changed_keys
+from multidds.nmt.config import Config, load_config, parse_config
 from multidds.nmt.errors import UserError
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
@@ -70,7 +71,7 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
     [
         (["train.max_step=5"], "[train] has no key 'max_step'. Did you mean 'max_steps'?"),
         (["trian.lr=5"], "has no section 'trian'. Did you mean 'train'?"),
-        (["mixture.schedule=cooldown"], "[mixture] a schedule needs method = 'static', but it is 'multidds-s'."),
+        (["mixture.schedule=cooldown"], "[mixture] a schedule needs method = 'static', but it is 'anchored'."),
         (["mixture.scorer.lrr=5"], "[mixture.scorer] has no key 'lrr'. Did you mean 'lr'?"),
         (["train.lr=fast"], "[train] lr: input should be a valid number"),
         (["train.max_epochs=1.5"], "[train] max_epochs: input should be a valid integer"),

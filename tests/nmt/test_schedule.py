@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_runs import Silent, small_config
 
-from multidds.nmt.config import changed_keys, load_config
+from multidds.nmt.changes import changed_keys
+from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
 from multidds.nmt.schedule import LARGEST, SMALLEST, learning_rate, probe_passes, probe_share, within_budget
 from multidds.nmt.train import train

@@ -14,7 +14,7 @@ from .config import Config, MixtureSettings
 from .errors import UserError
 from .prior import constant_rewards
 from .records import AlignmentFacts, Updated
-from .schedule import batches_per_set, planned_sentences
+from .schedule import probe_shape
 
 Reward = Callable[[Alignment, Tensor], Tensor]
 
@@ -32,21 +32,19 @@ def make_balancer(
     settings = config.mixture
     if settings.method == "static":
         return None
-    sizes = {name: len(data) for name, data in train.items()}
+    batches, tokens = probe_shape(settings)
     try:
         return Balancer(
             mixture,
             model,
             loss,
-            train={name: probe_batches(train[other], settings.probe_tokens) for name, other in _probed(config).items()},
-            dev={name: probe_batches(data, settings.probe_tokens) for name, data in dev.items()},
+            train={name: probe_batches(train[other], tokens) for name, other in _probed(config).items()},
+            dev={name: probe_batches(data, tokens) for name, data in dev.items()},
             every=settings.every,
             reward=_rewards(settings.method),
             priority=priority,
             scorer=_rule(settings),
-            sizes=sizes,
-            examples=planned_sentences(config, train),
-            batches=batches_per_set(settings),
+            batches=batches,
             step_ahead=settings.step_ahead or None,
             sketch=settings.sketch or None,
             decay=settings.decay,

@@ -28,10 +28,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Method = Literal["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "constant"]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(min_length=1)]
-# What may differ between the config of a run and the one it is to go on with.
-MAY_GROW = ("train.max_steps", "train.max_epochs")
-HARMLESS = ("data.setting", "train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
-            "translate.length_penalty", "translate.long_lines")  # fmt: skip
 
 
 class Section(BaseModel):
@@ -207,10 +203,11 @@ class ScorerSettings(Section):
 
 
 class MixtureSettings(Section):
-    method: Method = "multidds-s"
-    prior: Literal["proportional", "temperature", "uniform", "unimax", "planned", "explicit"] = "proportional"
+    method: Method = "anchored"
+    prior: Literal["planned", "proportional", "temperature", "uniform", "unimax", "explicit"] = "planned"
     schedule: Literal["none", "proportional-to-uniform", "cooldown", "reverse-cooldown"] = "none"
     strength: AtLeast0 = 0.5
+    transfer: Share = 0.0
     temperature: Above0 = 5.0
     max_passes: Above0 = 4.0
     probabilities: dict[str, float] = {}
@@ -224,6 +221,14 @@ class MixtureSettings(Section):
     sketch: Count = 65536
     decay: Share = 0.9
     scorer: ScorerSettings = ScorerSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_prior(cls, given: Any) -> Any:
+        """The paper's methods, and static mixtures of which nothing is said, start from the sizes as they are."""
+        if isinstance(given, dict) and given.get("method", "anchored") not in ("anchored", "shuffled"):
+            return {"prior": "proportional", **given}
+        return given
 
 
 class Translate(Section):
@@ -318,33 +323,6 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({error}).") from None
     return parse_config(table, str(path)), facts
-
-
-def changed_keys(old: Config, new: Config) -> list[str]:
-    """The keys, as section.key, whose values differ."""
-
-    def flat(config: Config) -> dict[str, Any]:
-        dumped = json.loads(config.model_dump_json())
-        return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}
-
-    a, b = flat(old), flat(new)
-    chosen = (
-        ("mixture.every", "mixture.probe_tokens") if a["mixture.probe_budget"] else ()
-    )  # by the budget, not by hand
-    same_budget = a["mixture.probe_budget"] == b["mixture.probe_budget"]
-    return [key for key in a if a[key] != b[key] and not (same_budget and key in chosen)]
-
-
-def forbidden_changes(old: Config, new: Config) -> list[str]:
-    """The keys that keep a run of the old config from going on with the new one."""
-    changed = [key for key in changed_keys(old, new) if key not in HARMLESS]
-    for key in MAY_GROW:
-        if key in changed:
-            section, name = key.split(".")
-            before, now = (getattr(getattr(config, section), name) for config in (old, new))
-            if now == 0 or (before and now >= before):
-                changed.remove(key)
-    return changed
 
 
 def _apply(table: dict[str, Any], override: str) -> None:

@@ -36,8 +36,19 @@ def dev_bleu(
         model = open_model(folder, threads)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return bleu_of(model, config, vocabulary, dev, config.train.select_sentences)
+
+
+def bleu_of(
+    model: ctranslate2.Translator,
+    config: Config,
+    vocabulary: Mapping[str, list[str]],
+    dev: Mapping[str, Sentences],
+    most: int,
+) -> tuple[dict[str, float], str]:
+    """The same of a model that is converted already, with at most so many sentences of each dev set."""
     metric = BLEU()
-    scores = {name: _score(model, config, vocabulary, sentences, metric) for name, sentences in dev.items()}
+    scores = {name: _score(model, config, vocabulary, sentences, metric, most) for name, sentences in dev.items()}
     return scores, str(metric.get_signature())
 
 
@@ -47,9 +58,10 @@ def _score(
     vocabulary: Mapping[str, list[str]],
     sentences: Sentences,
     metric: BLEU,
+    most: int,
 ) -> float:
     sources, references = [], []
-    for i in spread(len(sentences), config.train.select_sentences):
+    for i in spread(len(sentences), most):
         source, target = sentences.tokens(i)
         sources.append([vocabulary["source"][token] for token in source])
         references.append(text_of([vocabulary["target"][token] for token in target]))

@@ -25,7 +25,7 @@ def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Senten
     if settings.prior == "unimax":
         return Mixture.unimax(sizes, planned_sentences(config, data), settings.max_passes)
     if settings.prior == "planned":
-        return Mixture.planned(sizes, planned_sentences(config, data))
+        return Mixture.planned(sizes, planned_sentences(config, data), transfer=settings.transfer)
     return Mixture.proportional(sizes)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from .config import VOCABULARY, Config, forbidden_changes, read_run
+from .changes import forbidden_changes
+from .config import VOCABULARY, Config, read_run
 from .errors import UserError
 from .files import PARTIAL, whole_folder, write_whole
 from .prepare import Prepared

@@ -37,15 +37,19 @@ def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
     return peak * math.sqrt(max(warmup, 1) / step)
 
 
-def batches_per_set(settings: MixtureSettings) -> int:
-    """Probe batches of an update per dataset and dev set: the anchored rule compares their halves."""
-    return max(2, settings.probe_batches) if settings.method in ("anchored", "shuffled") else settings.probe_batches
+def probe_shape(settings: MixtureSettings) -> tuple[int, int]:
+    """(how many, how many tokens) the probe batches of a dataset are. The anchored rule compares halves: a single batch
+    is cut in two.
+    """
+    if settings.method in ("anchored", "shuffled") and settings.probe_batches == 1:
+        return 2, max(1, settings.probe_tokens // 2)
+    return settings.probe_batches, settings.probe_tokens
 
 
 def probe_passes(config: Config) -> int:
     """Forward and backward passes of an update, each over one probe batch."""
     pairs, settings = len(config.data.names), config.mixture
-    return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * batches_per_set(settings)
+    return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * settings.probe_batches
 
 
 def probe_share(config: Config) -> float:

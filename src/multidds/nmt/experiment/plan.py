@@ -14,7 +14,8 @@ from datetime import time as time_of_day
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import NAME, Config, Section, changed_keys, load_config, suggestion
+from ..changes import changed_keys
+from ..config import NAME, Config, Section, load_config, suggestion
 from ..errors import UserError
 from .file import Experiment
 

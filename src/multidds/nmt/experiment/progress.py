@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..config import HARMLESS, changed_keys, forbidden_changes, read_run
+from ..changes import HARMLESS, changed_keys, forbidden_changes
+from ..config import read_run
 from ..errors import UserError
 from ..records import AnyRecord, Follower, Stepped, Validated
 from .plan import Planned, Stage

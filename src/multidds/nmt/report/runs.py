@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import HARMLESS, Config, MixtureSettings, changed_keys, read_run
+from ..changes import HARMLESS, changed_keys
+from ..config import Config, MixtureSettings, read_run
 from ..errors import UserError
 from ..records import FILE, AlignmentFacts, AnyRecord, Started, Updated, Validated, read_records
 

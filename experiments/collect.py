@@ -1,0 +1,90 @@
+"""One small JSON file for each finished run of `multidds experiment`: what a table, a figure or a test needs of it.
+
+Scores of the test sets, BLEU of the whole dev sets (translated here, once), curves, config, seed, commit, seconds. No
+models, no text, no paths. `experiments/results.py` makes docs/results.md from these files.
+
+    python experiments/collect.py runs/study results/study
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from domains import rounded
+
+from multidds.nmt.batches import Sentences
+from multidds.nmt.config import read_run
+from multidds.nmt.dev_translation import bleu_of
+from multidds.nmt.prepare import Prepared
+from multidds.nmt.records import Updated, Validated, read_records
+from multidds.nmt.translate import export, open_model
+
+
+def commit() -> str:
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    found = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    return found.strip() or "unknown"
+
+
+def facts_of(run: Path, threads: int) -> dict[str, Any]:
+    """Everything that is kept of a run that has been evaluated."""
+    config, made = read_run(run)
+    scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    records = read_records(run)
+    validations = [record for record in records if isinstance(record, Validated)]
+    updates = [record for record in records if isinstance(record, Updated)]
+    last = validations[-1]
+    best = [record for record in validations if record.best][-1]
+    prepared = Prepared(config)
+    dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
+    bleu, _ = bleu_of(open_model(export(run), threads), config, prepared.vocabulary, dev, most=10**9)
+    measures = ("dev_loss", "accuracy", "expected_accuracy", "soft_bleu")
+    dumped = json.loads(config.model_dump_json())
+    data = {"pairs": config.data.names, "sizes": {name: made["pairs"][name]["train"]["pairs"] for name in bleu}}
+    return {
+        "setting": config.data.setting,
+        "seed": config.train.seed,
+        "test": scores["pairs"],
+        "dev": {name: {"bleu": bleu[name]} | {key: getattr(best, key)[name] for key in measures} for name in bleu},
+        "best_step": best.step,
+        "steps": last.step,
+        "curve": [{"step": v.step, "means": v.means, "passes": v.passes, "mixture": v.mixture} for v in validations],
+        "updates": [
+            {"step": u.step, "mixture": u.mixture, "rewards": u.reward, "noise": u.noise, "signal": u.signal}
+            for u in updates
+        ],
+        "seconds": last.clock,
+        "config": data | {section: dumped[section] for section in ("model", "train", "mixture", "vocabulary")},
+        "signatures": scores["signatures"],
+        "versions": made["versions"] | {"commit": commit()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the folder of an experiment")
+    parser.add_argument("results", type=Path, help="where the JSON files go; what is there is kept")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    given.results.mkdir(parents=True, exist_ok=True)
+    for scores in sorted(given.runs.glob("*/*/*/scores.json")):
+        run = scores.parent
+        setting, method, seed = run.parts[-3:]
+        path = given.results / f"{setting}.{method}.{seed.removeprefix('seed-')}.json"
+        if path.exists():
+            continue
+        facts = {"method": method} | facts_of(run, given.threads)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(rounded(facts), indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+        test, dev = (sum(one["bleu"] for one in facts[part].values()) / len(facts[part]) for part in ("test", "dev"))
+        print(f"{path.name}: dev BLEU {dev:.2f}, test BLEU {test:.2f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What differs between two configs, and whether a run of the one may go on with the other."""
+
+import json
+from typing import Any
+
+from .config import Config
+
+# What may differ between the config of a run and the one it is to go on with.
+MAY_GROW = ("train.max_steps", "train.max_epochs")
+HARMLESS = ("data.setting", "train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
+            "translate.length_penalty", "translate.long_lines")  # fmt: skip
+
+
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """The keys, as section.key, whose values differ."""
+
+    def flat(config: Config) -> dict[str, Any]:
+        dumped = json.loads(config.model_dump_json())
+        return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}
+
+    a, b = flat(old), flat(new)
+    chosen = (
+        ("mixture.every", "mixture.probe_tokens") if a["mixture.probe_budget"] else ()
+    )  # by the budget, not by hand
+    same_budget = a["mixture.probe_budget"] == b["mixture.probe_budget"]
+    return [key for key in a if a[key] != b[key] and not (same_budget and key in chosen)]
+
+
+def forbidden_changes(old: Config, new: Config) -> list[str]:
+    """The keys that keep a run of the old config from going on with the new one."""
+    changed = [key for key in changed_keys(old, new) if key not in HARMLESS]
+    for key in MAY_GROW:
+        if key in changed:
+            section, name = key.split(".")
+            before, now = (getattr(getattr(config, section), name) for config in (old, new))
+            if now == 0 or (before and now >= before):
+                changed.remove(key)
+    return changed
