@@ -57,6 +57,9 @@ def train(balance: bool, steps: int, seed: int = 0) -> dict[str, dict[str, float
             train={name: batches_of(d, 128) for name, d in data.items()},
             dev={name: batches_of(d, 128) for name, d in dev.items()},
             every=20,
+            steps=steps,
+            sizes=SIZES,
+            examples=steps * 64,
         )
     for _, (_, batch) in zip(range(steps), interleave(loaders, mixture, seed=seed), strict=False):
         loss(model, batch).backward()
@@ -73,7 +76,7 @@ def train(balance: bool, steps: int, seed: int = 0) -> dict[str, dict[str, float
 def main(steps: int = 1000) -> dict[str, dict[str, dict[str, float]]]:
     torch.set_num_threads(1)
     print("learning the mixture:")
-    results = {"proportional": train(False, steps), "multidds-s": train(True, steps)}
+    results = {"proportional": train(False, steps), "learned": train(True, steps)}
     print(f"\n{'':14}{'final mixture':^33}{'test accuracy':^18}")
     print(f"{'':14}" + "".join(f"{name:>10}" for name in SIZES) + "      web    rare")
     for method, result in results.items():

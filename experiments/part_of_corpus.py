@@ -3,7 +3,7 @@
 For the study's data-limited setting. SOURCE has a folder `<language>-eng` per language with train, dev and test files,
 `train.<language>` and `train.eng` and so on, line i of both being one pair.
 
-    python experiments/part_of_corpus.py ../shared/data/tatoeba data/tatoeba-tenth --languages aze,bel,glg,slk,tur,rus,por,ces
+    python experiments/part_of_corpus.py PATH/OF/tatoeba data/tatoeba-part --every 13 --languages aze,bel,glg
 """
 
 import argparse

@@ -1,6 +1,7 @@
 import json
 import math
 import random
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,10 @@ def test_it_is_the_anchor_times_the_exponential_of_averaged_advantages(prior, se
     spread = sum(z**2 for z in average) / n
     signal = max(0.0, 1 - error * sum(u**2 for u in range(1, updates + 1)) / total**2 / spread)
     assert rule.signal == pytest.approx(signal)
-    weights = [q * math.exp(0.7 * signal * z) for q, z in zip(prior, average, strict=True)]
+    rewards = [sum(number * one[i] for number, one in enumerate(rounds, start=1)) / total for i in range(n)]
+    usual, se = median(rewards), 0.2 * math.sqrt(sum(u**2 for u in range(1, updates + 1))) / total
+    cuts = [min(1.0, max(0.02, (r + 2 * se) / (usual / 2))) if usual > 4 * se else 1.0 for r in rewards]
+    weights = [q * math.exp(0.7 * signal * z) * cut for q, z, cut in zip(prior, average, cuts, strict=True)]
     assert found == pytest.approx([w / sum(weights) for w in weights])
 
 
@@ -85,6 +89,29 @@ def test_harm_is_bounded_however_long_one_dataset_stands_out():
         found = rule.step([-1e9] + [1.0] * 99)
     assert found[0] / found[1] >= math.exp(-0.5 * (3 + 0.11))
     assert Anchored(strength=0.0).started([0.9, 0.1]).step([0.0, 1.0]) == pytest.approx([0.9, 0.1])
+
+
+def test_a_dataset_that_certainly_does_not_help_is_cut():
+    rng, rule = random.Random(0), Anchored().started([0.8, 0.1, 0.1])
+    for _ in range(20):
+        found = rule.step([r + rng.gauss(0, 0.03) for r in (0.0, 0.3, 0.25)], [0.03] * 3)
+    assert found[0] < 0.15  # of 0.8; the tilt alone would leave 0.5
+    for _ in range(200):  # and comes back when it helps
+        found = rule.step([r + rng.gauss(0, 0.03) for r in (0.28, 0.3, 0.25)], [0.03] * 3)
+    assert found[0] > 0.7
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        (0.2, 0.3, 0.25),  # more than half of what is usual
+        (0.0, 0.05, 0.04),  # what is usual is nothing that is sure
+        (0.1, 0.3, 0.25),  # less than half, but not for sure
+    ],
+)
+def test_nothing_is_cut_where_it_is_not_certain(rewards):
+    plain, rule = (Anchored(strength=0.0).started([0.8, 0.1, 0.1]) for _ in range(2))
+    assert rule.step(rewards, [0.05] * 3) == pytest.approx(plain.step(rewards))
 
 
 def test_rewards_that_are_not_finite_change_nothing():

@@ -68,6 +68,9 @@ def test_with_sizes_and_length_the_training_starts_with_the_plan_and_tilts_it():
     assert anchored(**options, scorer=Anchored(strength=0.0)).step().mixture == pytest.approx(plan)
     weighted = anchored(**options, priority={"a": 3, "b": 1, "c": 1})
     assert weighted.mixture["a"] > plan["a"]
+    partly = anchored(**options | {"dev": batches(("a", "b"), 4, seed=1)})
+    assert partly.mixture["c"] == pytest.approx(0.6)  # there is no dev set of its own to plan by
+    assert partly.mixture["a"] > 0.13
     bounded = anchored(**options, bounds={"a": (0.0, 0.12)})
     assert bounded.mixture["a"] == pytest.approx(0.12)
 

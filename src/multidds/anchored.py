@@ -4,14 +4,19 @@ P(i) is proportional to q(i) * exp(strength * z(i)). q is the anchor, a mixture 
 is how much better than the others dataset i is, in standard deviations, averaged over the updates so far and shrunk by
 what of the average is still noise. What all rewards have in common cancels, nothing accumulates, and neither the
 number of updates nor the scale of the rewards matters; without a signal the mixture is the anchor; harm is bounded.
+A dataset that certainly does not help, as one of noise does not, has its share cut besides.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 _FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
+_USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut in proportion
+_SURE = 2.0  # standard errors
+_LEAST = 0.02  # of its share: what is left of a dataset however useless, so that it can show that it has become useful
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Tilt:
         self._updates = 0
         self._advantages = [0.0] * len(self._prior)  # in standard deviations, averaged over updates
         self._noise = 0.0  # of the advantages of one update, as a share of their variance, averaged likewise
+        self._rewards = [0.0] * len(self._prior)  # as they are, averaged likewise
+        self._variance: float | None = None  # of the noise of one reward, averaged likewise, where it is known
         self.signal = math.nan  # what of the spread of the averages is not noise, 0 to 1
 
     def step(
@@ -61,21 +68,37 @@ class Tilt:
         # The newest counts in proportion to its number, so that the first ones, of another model, fade by themselves.
         share = 2 / (self._updates + 1)
         self._noise += share * ((min(1.0, error / spread) if spread > 0 else 1.0) - self._noise)
+        if noise is not None:
+            before = error if self._variance is None else self._variance
+            self._variance = before + share * (error - before)
         for i, r in enumerate(rewards):
+            self._rewards[i] += share * (r - self._rewards[i])
             z = (r - mean) / math.sqrt(spread) if spread > 0 else 0.0
             self._advantages[i] += share * (min(max(z, -_FURTHEST), _FURTHEST) - self._advantages[i])
         self.signal = self._signal()
         tilts = [math.exp(self._settings.strength * self.signal * z) for z in self._advantages]
-        weights = [q * tilt for q, tilt in zip(self._prior if anchor is None else anchor, tilts, strict=True)]
+        anchor = self._prior if anchor is None else anchor
+        weights = [q * tilt * cut for q, tilt, cut in zip(anchor, tilts, self._cuts(), strict=True)]
         total = math.fsum(weights)
         return [weight / total for weight in weights]
 
+    def _cuts(self) -> list[float]:
+        """What is left of every share after datasets that certainly help less than is usual have been cut."""
+        if self._variance is None:
+            return [1.0] * len(self._rewards)
+        usual, error = median(self._rewards), math.sqrt(self._variance * self._averaged())
+        if usual <= 2 * _SURE * error:  # what is usual is not known well enough
+            return [1.0] * len(self._rewards)
+        return [min(1.0, max(_LEAST, (r + _SURE * error) / (_USELESS * usual))) for r in self._rewards]
+
     def _signal(self) -> float:
-        """An average with weights 1, 2, ..., u has (2/3)(2u + 1) / (u (u + 1)) of the variance of one update."""
         _, spread = _mean_and_variance(self._advantages)
+        return max(0.0, 1 - self._noise * self._averaged() / spread) if spread > 0 else 0.0
+
+    def _averaged(self) -> float:
+        """What of the variance of one update an average of u with weights 1, 2, ..., u has."""
         u = self._updates
-        noise = self._noise * 2 * (2 * u + 1) / (3 * u * (u + 1))
-        return max(0.0, 1 - noise / spread) if spread > 0 else 0.0
+        return 2 * (2 * u + 1) / (3 * u * (u + 1))
 
     def notes(self, rewards: Sequence[float]) -> tuple[str, ...]:
         return ()
@@ -87,6 +110,8 @@ class Tilt:
             "updates": self._updates,
             "advantages": list(self._advantages),
             "noise": self._noise,
+            "rewards": list(self._rewards),
+            "variance": self._variance,
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -101,6 +126,7 @@ class Tilt:
         self.check_state(state)
         self._prior, self._advantages = list(state["prior"]), list(state["advantages"])
         self._updates, self._noise = int(state["updates"]), float(state["noise"])
+        self._rewards, self._variance = list(state["rewards"]), state["variance"]
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:

@@ -127,14 +127,18 @@ class Balancer:
         examples: float | None,
         dev: Mapping[str, Any],
     ) -> list[float]:
-        """The anchor: the prior; or a plan, to which the mixture is moved, where it is known for how long there will be
-        training, and of which datasets the dev sets are.
+        """The anchor: the prior; or, where sizes and length are known, a plan, to which the mixture is moved.
+
+        What is planned are the datasets that have dev sets of their own; others keep the share that they were given.
         """
         weights = self.priority if isinstance(self.priority, Mapping) else dict.fromkeys(dev, 1.0)
-        if isinstance(rule, Anchored) and rule.plan and sizes and examples and not weights.keys().isdisjoint(sizes):
-            self.mixture.move(self._limits.applied(planned(sizes, examples, weights), step=0))
-            return [self.mixture[name] for name in self._order]
-        return self._prior
+        own = {name: size for name, size in (sizes or {}).items() if name in weights}
+        if not (isinstance(rule, Anchored) and rule.plan and own and examples):
+            return self._prior
+        share = sum(self.mixture[name] for name in own)
+        plan = {name: share * p for name, p in planned(own, share * examples, weights).items()}
+        self.mixture.move(self._limits.applied(self.mixture.probabilities | plan, step=0))
+        return [self.mixture[name] for name in self._order]
 
     def step(self) -> Update | None:
         """Count one optimizer step; after every `every`-th one, update the mixture and say how.
