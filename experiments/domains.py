@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import multidds
-from multidds import Balancer, Mixture, MixtureSampler, Replay, Scorer, batches_of
+from multidds import Balancer, Exp3, Exponentiated, Mixture, MixtureSampler, Replay, Scorer, batches_of, rewards
 
 STEPS = {"under-trained": 800, "data-limited": 800}  # 1.5 and 10 passes over all data
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth
@@ -35,11 +35,13 @@ STATIC: dict[str, float] = {  # temperatures
     "proportional": 1, "temperature-3": 3, "temperature-5": 5, "temperature-10": 10, "uniform": math.inf,
 }  # fmt: skip
 SCHEDULED = ("proportional-to-uniform", "cooldown", "reverse-cooldown")
-PAPER: dict[str, dict[str, Any]] = {  # what differs from Balancer's own defaults
+PAPER: dict[str, dict[str, Any]] = {  # the paper's methods and other papers', by what differs from Balancer's defaults
     "multidds-s": {"reward": "multidds-s"},
     "multidds": {"reward": "multidds", "step_ahead": 0.001},
     # The control: equal rewards only drift from the prior to uniform.
     "constant": {"reward": lambda alignment, weights: torch.ones(len(alignment.train_names)), "sketch": 1},
+    "doge": {"reward": rewards.inner_products, "scorer": Exponentiated(), "sketch": 2**16},
+    "odm": {"reward": rewards.training_losses, "scorer": Exp3(), "sketch": 1},
 }
 OURS = ("anchored", "shuffled")  # the default, and the same with the probes of other datasets
 METHODS = (*STATIC, "unimax", "planned", *SCHEDULED, *PAPER, *OURS)
@@ -156,9 +158,9 @@ def schedule(config: Config, sizes: Mapping[str, int]) -> list[tuple[int, dict[s
 
 
 def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus) -> Balancer:
-    arguments = dict(PAPER.get(config.method, {}))
+    arguments: dict[str, Any] = {}
     if config.method in PAPER:
-        arguments["scorer"] = Scorer(lr=config.scorer_lr)
+        arguments = {"scorer": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
     probed = dict(corpus.train)
     if config.method == "shuffled":  # every dataset is rewarded for what another one does
         names = sorted(probed)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .draws import Draws, Order
     from .mixture import Mixture, Replay
     from .probing import probe
+    from .rivals import Exp3, Exponentiated
     from .sampling import MixtureSampler, interleave
     from .schedule import Schedule
     from .scorer import Scorer
@@ -27,6 +28,8 @@ __all__ = [
     "Anchored",
     "Balancer",
     "Draws",
+    "Exp3",
+    "Exponentiated",
     "Mixture",
     "MixtureSampler",
     "Order",
@@ -46,6 +49,8 @@ _HOMES = {
     "Anchored": "anchored",
     "Balancer": "balancer",
     "Draws": "draws",
+    "Exp3": "rivals",
+    "Exponentiated": "rivals",
     "Mixture": "mixture",
     "MixtureSampler": "sampling",
     "Order": "draws",

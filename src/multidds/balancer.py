@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,12 @@ from .plan import planned
 from .priorities import Priority
 from .probing import Loss, Prober
 from .rewards import Reward
+from .rivals import Exp3, Exponentiated
 from .scorer import Scorer
 from .sources import ProbeSources
 from .update import Update
 
+Rule: TypeAlias = Scorer | Anchored | Exponentiated | Exp3
 _HISTORY = 100  # updates kept in memory
 _log = logging.getLogger("multidds")
 
@@ -47,8 +49,8 @@ class Balancer:
         gradients are; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which needs
         `sketch`. None: "multidds-s", with the default rule.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
-    scorer: how rewards move the mixture: Anchored(...), or the paper's Scorer(...). None: the paper's where a reward
-        is given, else Anchored().
+    scorer: how rewards move the mixture: Anchored(...), the paper's Scorer(...), or Exponentiated(...) and Exp3(...) of
+        other papers. None: the paper's where a reward is given, else Anchored().
     sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both,
         Anchored moves the mixture to what a training of this length wants, at once, and tilts that; else the prior.
     max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
@@ -83,7 +85,7 @@ class Balancer:
         dev_loss: Loss | None = None,
         reward: str | Reward | None = None,
         priority: Priority = "regular",
-        scorer: Scorer | Anchored | None = None,
+        scorer: Rule | None = None,
         sizes: Mapping[str, float] | None = None,
         examples: float | None = None,
         max_passes: float | Mapping[str, float] | None = None,
@@ -122,7 +124,7 @@ class Balancer:
 
     def _start(
         self,
-        rule: Scorer | Anchored,
+        rule: Rule,
         sizes: Mapping[str, float] | None,
         examples: float | None,
         dev: Mapping[str, Any],
@@ -283,8 +285,9 @@ def _check_choices(
             raise TypeError(
                 f"Balancer: {word} must be a function (model, batch) -> scalar tensor, got {type(given).__name__}."
             )
-    if scorer is not None and not isinstance(scorer, (Scorer, Anchored)):
-        raise TypeError(f"Balancer: scorer must be a Scorer or Anchored, got {type(scorer).__name__}.")
+    if scorer is not None and not isinstance(scorer, get_args(Rule)):
+        names = ", ".join(rule.__name__ for rule in get_args(Rule))
+        raise TypeError(f"Balancer: scorer must be one of {names}, got {type(scorer).__name__}.")
     if not isinstance(seed, int):
         raise TypeError(f"Balancer: seed must be a whole number, got {seed!r}.")
     if sketch is True or not (sketch in (None, "exact") or (isinstance(sketch, int) and sketch >= 1)):

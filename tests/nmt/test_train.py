@@ -103,7 +103,7 @@ def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", ["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "constant"]
+    "method", ["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "doge", "odm", "constant"]
 )
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_path, method, mixing):

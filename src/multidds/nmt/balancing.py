@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multidds import Alignment, Anchored, Balancer, Mixture, Scorer, Update, rewards
+from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture, Scorer, Update, rewards
 
 from .batches import Batch, Sentences, probe_batches
 from .config import Config, MixtureSettings
@@ -64,14 +64,19 @@ def _probed(config: Config) -> dict[str, str]:
 
 
 def _rewards(method: str) -> str | Reward:
-    if method == "constant":
-        return constant_rewards
-    return "multidds-s" if method in ("anchored", "shuffled") else method
+    others: dict[str, Reward] = {
+        "constant": constant_rewards, "doge": rewards.inner_products, "odm": rewards.training_losses,
+    }  # fmt: skip
+    return "multidds-s" if method in ("anchored", "shuffled") else others.get(method, method)
 
 
-def _rule(settings: MixtureSettings) -> Scorer | Anchored:
+def _rule(settings: MixtureSettings) -> Scorer | Anchored | Exponentiated | Exp3:
     if settings.method in ("anchored", "shuffled"):
         return Anchored(strength=settings.strength)
+    if settings.method == "doge":
+        return Exponentiated()
+    if settings.method == "odm":
+        return Exp3()
     optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     scorer = settings.scorer
     return Scorer(

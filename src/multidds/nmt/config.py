@@ -25,7 +25,9 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Method = Literal["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "constant"]
+Method = Literal[
+    "static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "doge", "odm", "constant"
+]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(min_length=1)]
 
