@@ -1,7 +1,8 @@
 """One small JSON file for each finished run of `multidds experiment`: what a table, a figure or a test needs of it.
 
-Scores of the test sets, BLEU of the whole dev sets (translated here, once), curves, config, seed, commit, seconds. No
-models, no text, no paths. `experiments/results.py` makes docs/results.md from these files.
+Scores of the test sets and what BLEU counts in each sentence, BLEU of the whole dev sets (translated here, once),
+curves, config, seed, commit, seconds. No models, no text, no paths. `experiments/results.py` makes docs/results.md from
+these files.
 
     python experiments/collect.py runs/study results/study
 """
@@ -15,10 +16,12 @@ from typing import Any
 
 import torch
 from domains import rounded
+from statistics_of import counts_of
 
 from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
 from multidds.nmt.dev_translation import bleu_of
+from multidds.nmt.names import file_name
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.records import Updated, Validated, read_records
 from multidds.nmt.translate import export, open_model
@@ -61,7 +64,20 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
         "config": data | {section: dumped[section] for section in ("model", "train", "mixture", "vocabulary")},
         "signatures": scores["signatures"],
         "versions": made["versions"] | {"commit": commit()},
+        "sentences": {
+            name: counts_of(*(_lines(run, part, name) for part in ("hypotheses", "references"))) for name in bleu
+        },
     }
+
+
+def _lines(run: Path, part: str, name: str) -> list[str]:
+    return (run / part / f"{file_name(name)}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def text_of(facts: dict[str, Any]) -> str:
+    """JSON with one line per key, and the counts of sentences in as little room as they need."""
+    lines = [f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in facts.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main() -> None:
@@ -80,7 +96,7 @@ def main() -> None:
             continue
         facts = {"method": method} | facts_of(run, given.threads)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(rounded(facts), indent=1) + "\n", encoding="utf-8")
+        partial.write_text(text_of(rounded(facts)), encoding="utf-8")
         partial.replace(path)
         test, dev = (sum(one["bleu"] for one in facts[part].values()) / len(facts[part]) for part in ("test", "dev"))
         print(f"{path.name}: dev BLEU {dev:.2f}, test BLEU {test:.2f}", file=sys.stderr)

@@ -56,7 +56,7 @@ def test_an_update_is_the_rule_written_naively():
     assert update.probed == NAMES
 
 
-def test_with_sizes_and_length_the_training_starts_with_the_plan_and_tilts_it():
+def test_with_sizes_and_length_training_starts_with_the_plan_and_tilts_it():
     options = {"dev": batches(NAMES, 4, seed=1), "sizes": SIZES, "examples": 300.0}
     balancer = anchored(**options)
     plan = planned(SIZES, 300.0)
@@ -222,10 +222,18 @@ def test_too_few_updates_are_said_with_what_to_set(caplog, options, sentence):
     assert sentence in caplog.text
 
 
+def test_a_budget_that_buys_no_update_is_a_warning(caplog):
+    options = {"every": None, "steps": 100, "dev": batches(NAMES, 4, seed=1), "sizes": SIZES, "examples": 300.0}
+    with caplog.at_level(logging.WARNING, "multidds"):
+        balancer = anchored(**options)
+    assert "100 steps have 0 updates within budget=0.02; 10 need budget=" in caplog.text
+    assert balancer.mixture.probabilities == pytest.approx(planned(SIZES, 300.0))  # which is worth having
+    assert not any(balancer.step() for _ in range(100))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": None, "steps": 100}, "100 steps have 0 updates within budget=0.02"),
         ({"budget": 0.0}, "budget must be positive"),
         ({"steps": 0}, "steps must be a whole number of at least 1"),
         ({"max_passes": 4.0}, "max_passes needs sizes, examples and steps"),
@@ -240,5 +248,5 @@ def test_what_cannot_be_is_refused(options, message):
         anchored(**options)
     with pytest.raises(TypeError, match="dev_loss must be a function"):
         anchored(dev_loss=3)
-    with pytest.raises(TypeError, match="scorer must be a Scorer or Anchored"):
+    with pytest.raises(TypeError, match="scorer must be one of Scorer, Anchored, Exponentiated, Exp3"):
         anchored(scorer=nn.Linear(1, 1))

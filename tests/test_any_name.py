@@ -71,5 +71,5 @@ def test_the_group_of_a_number_in_a_log_ends_at_the_first_slash(name):
     )
     for key in balancer.step().scalars():
         group, _, of = key.partition("/")
-        assert group in ("mixture", "reward", "train_loss", "dev_loss", "dev_weight")
+        assert group in ("mixture", "reward", "train_loss", "dev_loss", "dev_weight", "noise")
         assert of == name

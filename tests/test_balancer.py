@@ -574,7 +574,7 @@ def test_what_is_not_of_the_right_kind_is_refused():
     for change, message in (
         ({"mixture": {"a": 1.0}}, "the mixture must be a Mixture, got dict"),
         ({"loss": 3}, "loss must be a function"),
-        ({"scorer": "adam"}, "scorer must be a Scorer or Anchored, got str"),
+        ({"scorer": "adam"}, "scorer must be one of Scorer, Anchored, Exponentiated, Exp3, got str"),
         ({"seed": "x"}, "seed must be a whole number, got 'x'"),
     ):
         with pytest.raises(TypeError, match=message):

@@ -87,13 +87,13 @@ def test_without_transfer_it_is_the_closed_form(sizes, passes):
         assert shares[name] * examples == pytest.approx(drawn[name], rel=1e-6)
 
 
-def test_a_short_training_is_planned_near_uniform_and_a_long_one_proportional():
+def test_a_short_training_is_planned_uniform_and_a_long_one_proportional():
     sizes = {"small": 100, "large": 10_000}
     assert planned(sizes, 50, transfer=0)["small"] == pytest.approx(0.5)
     assert planned(sizes, 1e9)["small"] == pytest.approx(100 / 10_100, rel=0.02)
 
 
-def test_the_more_data_serve_each_other_the_less_small_datasets_are_repeated():
+def test_the_more_data_serve_each_other_the_less_small_sets_are_repeated():
     sizes = {"small": 100, "large": 10_000}
     shares = [planned(sizes, 20_000, transfer=transfer)["small"] for transfer in (0, 0.02, 0.1, 0.5, 1)]
     assert shares == sorted(shares, reverse=True)

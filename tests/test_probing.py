@@ -296,7 +296,8 @@ def test_an_update_needs_one_vector_more_whatever_n_and_k_are(n):
         with LivingMemory() as updating:
             balancer.step()
         assert updating.peak - training.peak < 1.3 * vector
-    balancer = Balancer(Mixture.uniform(names), model, loss, train=small, dev=small, every=1, step_ahead=0.1)
+    options = {"every": 1, "reward": "multidds", "step_ahead": 0.1}
+    balancer = Balancer(Mixture.uniform(names), model, loss, train=small, dev=small, **options)
     with LivingMemory() as ahead:
         balancer.step()
     assert ahead.peak - training.peak < 3.3 * vector  # a copy of theta, t_i and v

@@ -310,8 +310,6 @@ def _pace(
     if every is None:
         _log.info("Balancer: %s.", pace)
     if (sentence := advice(pace, steps, budget if every is None else None)) is not None:
-        if pace.updates == 0 and every is None:
-            raise ValueError(f"Balancer: {sentence}, or set every={max(1, (steps or 1) // 20)}.")
         _log.warning("Balancer: %s.", sentence)
     return pace
 

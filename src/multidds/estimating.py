@@ -74,7 +74,9 @@ class Estimator:
         self._optimizer, self._decay = optimizer, decay
         # Halves of a probe say how noisy it is, where a reward is a function of gradients that were just taken.
         plain = step_ahead is None and optimizer is None and reward != "moving-average"
-        self._noise_sketcher = Sketcher(_NOISE_BUCKETS) if noise and plain and batches > 1 else None
+        self._noise_sketcher = (
+            Sketcher(_NOISE_BUCKETS) if noise and plain and batches * prober.replicas.size > 1 else None
+        )
         self._meet_parameters()
         self._priority: priorities.Priority = "regular"
         self._dev_losses: dict[str, float] | None = None

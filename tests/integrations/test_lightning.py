@@ -430,7 +430,7 @@ def test_probes_of_sources_and_of_other_datasets(tmp_path):
     dev = {"x": source, "y": DataLoader(DEV["y"], batch_size=4), "z": DEV["x"], "list": [DEV["x"][:4]]}
     callback = BalanceCallback(mixture, dev, 1, train={"a": source, "b": TRAIN["b"], "c": TRAIN["c"]})
     trainer(tmp_path, callback, max_steps=2).fit(net(), loader)
-    assert len(seen) == 4
+    assert len(seen) == 8  # two updates, two batches of each of two sources
     assert set(callback.balancer.history[-1].dev_losses) == set(dev)
 
 

@@ -133,7 +133,7 @@ def test_stateful_loaders_equal_the_loop_by_hand():
     """A stream in order gives what a loader in order gives: 250 steps go past the end of the smallest dataset."""
     run = stateful_loader.Run()
     run.train(250)
-    model, optimizer, balancer = made_by_hand(data(), [], 128, 1)
+    model, optimizer, balancer = made_by_hand(data(), [], 128, 2)
     loaders = {name: DataLoader(d, batch_size=64) for name, d in data()[0].items()}
     stream = interleave(loaders, balancer.mixture, seed=1)
     for _ in range(250):

@@ -1,0 +1,192 @@
+"""docs/results.md from the JSON files of the study: what every mixture is worth, the default against the best rival.
+
+python experiments/results.py            # writes docs/results.md from results/
+python experiments/results.py --check    # says whether it is up to date
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from statistics_of import interval
+
+ROOT = Path(__file__).parent.parent
+DEFAULT, ANCHOR, CONTROL = "anchored", "planned", "shuffled"
+RIVALS = (  # what has to be beaten: static and scheduled mixtures that others use
+    "proportional", "temperature-3", "temperature-5", "temperature-10", "uniform", "unimax", "proportional-to-uniform",
+    "cooldown", "reverse-cooldown",
+)  # fmt: skip
+ORDER = (DEFAULT, ANCHOR, CONTROL, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
+# Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
+STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One task: {method: [run, ...]}, and what counts in it."""
+
+    name: str
+    runs: Mapping[str, Sequence[Mapping[str, Any]]]
+    measure: str  # "bleu" or "loss"
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better."""
+        return 1 if self.measure == "bleu" else -1
+
+    def scores(self, method: str, part: str) -> list[float]:
+        """The mean over datasets, one for each seed."""
+        return [mean([one[self.measure] for one in run[part].values()]) for run in self.runs[method]]
+
+    def rival(self) -> str:
+        """The static or scheduled mixture that is best by its mean dev score."""
+        there = [method for method in RIVALS if method in self.runs]
+        return max(there, key=lambda method: self.sign * mean(self.scores(method, "dev")))
+
+    def gain(self, ours: str, theirs: str) -> tuple[float, float, float]:
+        """(difference of the test scores, its 95% interval), positive where `ours` is better; losses in per cent."""
+        one, other = self.scores(ours, "test"), self.scores(theirs, "test")
+        if self.measure == "bleu":
+            low, high = interval(*([run["sentences"] for run in self.runs[method]] for method in (ours, theirs)))
+            return mean(one) - mean(other), low, high
+        found = 100 * (mean(other) - mean(one)) / mean(other)
+        spread = 100 * student([b - a for a, b in zip(one, other, strict=False)]) / mean(other)
+        return found, found - spread, found + spread
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def student(differences: Sequence[float]) -> float:
+    """Half of the 95% interval of a mean of differences between runs of the same seeds."""
+    n = len(differences)
+    if n < 2:
+        return math.nan
+    centre = mean(differences)
+    return STUDENT[n - 1] * math.sqrt(math.fsum((d - centre) ** 2 for d in differences) / (n - 1) / n)
+
+
+def read(folder: Path) -> list[Setting]:
+    """All settings that have runs, translation first."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for path in sorted(folder.glob("*/*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if path.parent.name == "domains":
+            setting, method, seed = (
+                f"domains, {run['config']['regime']}",
+                run["config"]["method"],
+                run["config"]["seed"],
+            )
+        else:
+            setting, method, seed = run["setting"], run["method"], run["seed"]
+        found.setdefault(setting, {}).setdefault(method, []).append({**run, "seed": seed})
+    settings = []
+    for name, runs in found.items():
+        ordered = {method: sorted(runs[method], key=lambda run: run["seed"]) for method in ORDER if method in runs}
+        settings.append(Setting(name, ordered, "loss" if name.startswith("domains") else "bleu"))
+    return sorted(settings, key=lambda setting: (setting.measure, setting.name))
+
+
+def shown(values: Sequence[float], digits: int) -> str:
+    """A mean, and the lowest and the highest where there are several."""
+    text = f"{mean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def table(setting: Setting) -> list[str]:
+    """All methods of a setting, the best by dev score first."""
+    word, digits = ("BLEU", 2) if setting.measure == "bleu" else ("loss", 4)
+    lines = [f"| mixture | seeds | dev {word} | test {word} | dev expected accuracy | most passes | updates take |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for method in sorted(setting.runs, key=lambda one: -setting.sign * mean(setting.scores(one, "dev"))):
+        runs = setting.runs[method]
+        accuracy = mean([mean([one["expected_accuracy"] for one in run["dev"].values()]) for run in runs])
+        passes = max(mean([run["curve"][-1]["passes"][name] for run in runs]) for name in runs[0]["dev"])
+        seconds = [run["seconds"] for run in runs]
+        cost = 100 * mean([one.get("updates", 0.0) / one["steps"] for one in seconds])
+        name = f"**{method}**" if method == DEFAULT else method
+        lines.append(
+            f"| {name} | {len(runs)} | {shown(setting.scores(method, 'dev'), digits)} "
+            f"| {shown(setting.scores(method, 'test'), digits)} | {accuracy:.4f} | {passes:.0f} | "
+            f"{f'{cost:.0f}%' if cost >= 0.5 else '-'} |"
+        )
+    return lines
+
+
+def summary(settings: Sequence[Setting]) -> list[str]:
+    """The default against the rival of each setting, its own anchor and its control."""
+    lines = [
+        "| setting | best rival by dev score | default against it | against its anchor alone | against shuffled rewards |",
+        "|---|---|---|---|---|",
+    ]
+    for setting in settings:
+        if DEFAULT not in setting.runs:
+            continue
+        cells = []
+        for other in (setting.rival(), ANCHOR, CONTROL):
+            if other not in setting.runs:
+                cells.append("-")
+                continue
+            gain, low, high = setting.gain(DEFAULT, other)
+            percent = "" if setting.measure == "bleu" else "%"
+            around = "" if math.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
+            cells.append(f"{gain:+.2f}{percent}{around}")
+        lines.append(f"| {setting.name} | {setting.rival()} | {' | '.join(cells)} |")
+    return lines
+
+
+def regrets(settings: Sequence[Setting]) -> list[str]:
+    """How far every mixture is behind the best of its setting, in per cent of the test score: the price of one choice
+    for all settings. Only mixtures that ran in every setting.
+    """
+    everywhere = [m for m in ORDER if m != CONTROL and all(m in setting.runs for setting in settings)]
+    best = {s.name: max(s.sign * mean(s.scores(m, "test")) for m in everywhere) for s in settings}
+
+    def behind(method: str, setting: Setting) -> float:
+        score = setting.sign * mean(setting.scores(method, "test"))
+        return 100 * (best[setting.name] - score) / abs(best[setting.name])
+
+    lines = ["| mixture | " + " | ".join(setting.name for setting in settings) + " | mean | worst |"]
+    lines.append("|---|" + "---|" * (len(settings) + 2))
+    rows = {method: [behind(method, setting) for setting in settings] for method in everywhere}
+    for method in sorted(rows, key=lambda one: mean(rows[one])):
+        name = f"**{method}**" if method == DEFAULT else method
+        cells = " | ".join(f"{value:.1f}%" for value in (*rows[method], mean(rows[method]), max(rows[method])))
+        lines.append(f"| {name} | {cells} |")
+    return lines
+
+
+def page(settings: Sequence[Setting]) -> str:
+    text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8").rstrip() + "\n\n"
+    text += "## The default against the best that can be had without learning\n\n" + "\n".join(summary(settings))
+    text += (
+        "\n\nBLEU points, or per cent of the loss for the language model; positive: the default is better. In brackets 95% "
+        "intervals: for BLEU over seeds and test sentences (both drawn anew, sentences alike), for losses over seeds "
+        "(Student's, by pairs of the same seed). One seed has none over seeds.\n\n"
+    )
+    text += "## The price of one choice for everything\n\n" + "\n".join(regrets(settings)) + "\n\n"
+    text += "How far behind the best mixture of each setting, by test score, among those that ran in all of them.\n"
+    for setting in settings:
+        text += f"\n## {setting.name}\n\n" + "\n".join(table(setting)) + "\n"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether docs/results.md is up to date")
+    given = parser.parse_args()
+    path, text = ROOT / "docs" / "results.md", page(read(ROOT / "results"))
+    if not given.check:
+        path.write_text(text, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: python experiments/results.py")
+
+
+if __name__ == "__main__":
+    main()
