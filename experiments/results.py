@@ -122,7 +122,7 @@ def table(setting: Setting) -> list[str]:
 def summary(settings: Sequence[Setting]) -> list[str]:
     """The default against the rival of each setting, its own anchor and its control."""
     lines = [
-        "| setting | best rival by dev score | default against it | against its anchor alone | against shuffled rewards |",
+        "| setting | best rival by dev score | default against it | against its anchor | against shuffled rewards |",
         "|---|---|---|---|---|",
     ]
     for setting in settings:
@@ -166,9 +166,9 @@ def page(settings: Sequence[Setting]) -> str:
     text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8").rstrip() + "\n\n"
     text += "## The default against the best that can be had without learning\n\n" + "\n".join(summary(settings))
     text += (
-        "\n\nBLEU points, or per cent of the loss for the language model; positive: the default is better. In brackets 95% "
-        "intervals: for BLEU over seeds and test sentences (both drawn anew, sentences alike), for losses over seeds "
-        "(Student's, by pairs of the same seed). One seed has none over seeds.\n\n"
+        "\n\nBLEU points, or per cent of the loss for the language model; positive: the default is better. In brackets "
+        "95% intervals: for BLEU over seeds and test sentences (both drawn anew, sentences alike), for losses over "
+        "seeds (Student's, by pairs of the same seed). One seed has none over seeds.\n\n"
     )
     text += "## The price of one choice for everything\n\n" + "\n".join(regrets(settings)) + "\n\n"
     text += "How far behind the best mixture of each setting, by test score, among those that ran in all of them.\n"

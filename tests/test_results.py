@@ -1,0 +1,89 @@
+"""The page of results is what the files under results/ say, counted a second time and in another way."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "experiments"))
+
+import statistics_of
+
+RESULTS = ROOT / "results"
+FILES = sorted(RESULTS.glob("*/*.json"))
+STATIC = {
+    "proportional", "temperature-3", "temperature-5", "temperature-10", "uniform", "unimax", "proportional-to-uniform",
+    "cooldown", "reverse-cooldown",
+}  # fmt: skip
+
+
+def runs():
+    """[(setting, method, seed, dev score, test score, is it a loss)]"""
+    for path in FILES:
+        run, loss = json.loads(path.read_text()), path.parent.name == "domains"
+        config = run["config"]
+        about = (f"domains, {config['regime']}", config["method"], config["seed"]) if loss else (
+            run["setting"], run["method"], run["seed"]
+        )  # fmt: skip
+        key = "loss" if loss else "bleu"
+        yield (*about, *(fmean(one[key] for one in run[part].values()) for part in ("dev", "test")), loss)
+
+
+def test_the_page_of_results_is_up_to_date():
+    subprocess.run([sys.executable, ROOT / "experiments" / "results.py", "--check"], check=True)
+
+
+def test_the_summary_of_results_is_that_of_the_files():
+    found = list(runs())
+    (summary,) = re.findall(r"(?s)without learning\n\n(.*?)\n\n", (ROOT / "docs" / "results.md").read_text())
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary.splitlines()[2:]]
+    assert {row[0] for row in rows} == {setting for setting, method, *_ in found if method == "anchored"}
+    for setting, rival, gain, *_ in rows:
+        here = [run for run in found if run[0] == setting]
+        loss = here[0][5]
+
+        def mean(method, column, here=here):
+            return fmean(run[column] for run in here if run[1] == method)
+
+        static = {run[1] for run in here} & STATIC
+        assert rival == (min if loss else max)(static, key=lambda method: mean(method, 3))
+        ours, theirs = mean("anchored", 4), mean(rival, 4)
+        expected = 100 * (theirs - ours) / theirs if loss else ours - theirs
+        assert float(gain.split()[0].rstrip("%")) == pytest.approx(expected, abs=0.006)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_of_results_is_whole_and_has_no_paths(path):
+    text = path.read_text()
+    run = json.loads(text)
+    assert not re.search(r"/root|/home|/work|data/|runs/", text)
+    assert run["versions"]["commit"]
+    if path.parent.name == "study":
+        for name, sentences in run["sentences"].items():
+            assert statistics_of.bleu_of_counts(sentences) == pytest.approx(run["test"][name]["bleu"], abs=1e-3)
+            assert len(sentences) == run["test"][name]["sentences"]
+
+
+def test_counts_of_sentences_give_the_bleu_of_sacrebleu():
+    from sacrebleu.metrics.bleu import BLEU
+
+    hypotheses = ["the cat sat on a mat", "hello there", "", "a b c d e f", "nothing right"]
+    references = ["the cat sat on the mat", "hello there , you", "something", "a b c d e f g", "all wrong here"]
+    counts = statistics_of.counts_of(hypotheses, references)
+    assert statistics_of.bleu_of_counts(counts) == pytest.approx(BLEU().corpus_score(hypotheses, [references]).score)
+    assert statistics_of.bleu_of_counts(counts[1:3]) == pytest.approx(
+        BLEU().corpus_score(hypotheses[1:3], [references[1:3]]).score
+    )
+
+
+def test_an_interval_holds_the_difference_and_is_nothing_between_equals():
+    good, bad = [[4, 3, 2, 1, 5, 5]] * 30, [[3, 2, 1, 0, 5, 5]] * 15 + [[4, 3, 2, 1, 5, 5]] * 15
+    assert statistics_of.interval([{"a": good}], [{"a": good}], draws=50) == (0, 0)
+    low, high = statistics_of.interval([{"a": good}], [{"a": bad}], draws=200)
+    difference = statistics_of.bleu_of_counts(good) - statistics_of.bleu_of_counts(bad)
+    assert 0 < low < difference < high
