@@ -26,12 +26,10 @@ def bleu_of_counts(sentences: Any) -> float:
     counts = np.asarray(sentences)
     matches, totals = counts[:, :4].sum(0), [int(np.maximum(counts[:, 4] - n, 0).sum()) for n in range(4)]
     length, wanted = int(counts[:, 4].sum()), int(counts[:, 5].sum())
-    if not matches[0]:
+    if not matches[0] or not all(totals):
         return 0.0
     smooth, logs = 1.0, []
     for match, total in zip(matches.tolist(), totals, strict=True):
-        if not total:
-            break
         if not match:
             smooth *= 2
         logs.append(math.log(match / total if match else 1 / (smooth * total)))

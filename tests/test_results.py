@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+import statistics_of
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "experiments"))
 
-import statistics_of
 
 RESULTS = ROOT / "results"
 FILES = sorted(RESULTS.glob("*/*.json"))
