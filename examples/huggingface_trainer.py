@@ -14,7 +14,7 @@ from language_model import ASKED_FOR, LENGTH, SIZES, examples
 from torch.utils.data import Dataset, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from multidds import Mixture, Scorer
+from multidds import Mixture
 from multidds.huggingface import BalanceCallback, MixedDataset
 
 
@@ -61,7 +61,7 @@ def train(balance: bool, steps: int, folder: str) -> tuple[Trainer, dict[str, fl
     trainer = Trainer(LlamaForCausalLM(config), args, train_dataset=train_dataset, eval_dataset=dev_sets)
     trainer.remove_callback(PrinterCallback)  # the table at the end says enough
     if balance:
-        trainer.add_callback(BalanceCallback(trainer, every=10, batch_size=64, scorer=Scorer(lr=1.0)))
+        trainer.add_callback(BalanceCallback(trainer, every=10, batch_size=64))
     trainer.train()
     metrics = trainer.evaluate(test_sets)
     return trainer, {name: metrics[f"eval_{name}_loss"] for name in ASKED_FOR}
@@ -71,8 +71,8 @@ def main(steps: int = 200) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     losses, lines = {}, []
     with tempfile.TemporaryDirectory() as folder:
-        for method in ("proportional", "multidds-s"):
-            trainer, losses[method] = train(method == "multidds-s", steps, folder)
+        for method in ("proportional", "learned"):
+            trainer, losses[method] = train(method == "learned", steps, folder)
             mixture = " ".join(f"{p:7.1%}" for p in trainer.train_dataset.mixture.probabilities.values())
             lines.append(f"{method:14}{''.join(f'{loss:8.3f}' for loss in losses[method].values())}   {mixture}")
     print(f"test loss of {', '.join(ASKED_FOR)}; final mixture of {', '.join(SIZES)}")

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
-from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of
+from multidds import Balancer, Mixture, MixtureSampler, batches_of
 
 LENGTH = 32  # characters of an example
 SIZES = {"code": 3000, "manual": 300, "tables": 6000}
 ASKED_FOR = ("code", "manual")
-METHODS = {"proportional": 1.0, "temperature 5": 5.0, "uniform": float("inf"), "multidds-s": 1.0}  # tau of the prior
+METHODS = {"proportional": 1.0, "temperature 5": 5.0, "uniform": float("inf"), "learned": 1.0}  # tau of the prior
 
 
 def examples(domain: str) -> dict[str, TensorDataset]:
@@ -68,7 +68,7 @@ def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
 class Run:
     """Everything of one training, so that it can be saved and loaded as one."""
 
-    def __init__(self, data: dict[str, dict[str, TensorDataset]], method: str, seed: int) -> None:
+    def __init__(self, data: dict[str, dict[str, TensorDataset]], method: str, steps: int, seed: int) -> None:
         torch.manual_seed(seed)
         self.data = {name: splits["train"] for name, splits in data.items()}
         self.model = LanguageModel()
@@ -76,7 +76,7 @@ class Run:
         self.mixture = Mixture.temperature(SIZES, METHODS[method])
         self.sampler = MixtureSampler(SIZES, self.mixture, batch_size=32, seed=seed)
         self.balancer = None
-        if method == "multidds-s":
+        if method == "learned":
             self.balancer = Balancer(
                 self.mixture,
                 self.model,
@@ -84,7 +84,9 @@ class Run:
                 train={name: batches_of(d, 64) for name, d in self.data.items()},
                 dev={name: batches_of(data[name]["dev"], 64) for name in ASKED_FOR},
                 every=20,
-                scorer=Scorer(lr=1.0),  # a short training has few updates: larger ones than by default
+                steps=steps,
+                sizes=SIZES,
+                examples=steps * 32,
                 seed=seed,
             )
 
@@ -110,13 +112,13 @@ class Run:
 
 def trained(data: dict[str, dict[str, TensorDataset]], method: str, steps: int, seed: int) -> Run:
     """Half of the steps, saved; the other half in a run that loads them."""
-    run = Run(data, method, seed)
+    run = Run(data, method, steps, seed)
     run.train(steps // 2)
     checkpoint = io.BytesIO()  # or a file: nothing in it needs pickled code
     parts = {name: part.state_dict() for name, part in run.parts().items()}
     torch.save({**parts, "random": torch.get_rng_state()}, checkpoint)
     checkpoint.seek(0)
-    run = Run(data, method, seed)
+    run = Run(data, method, steps, seed)
     saved = torch.load(checkpoint, weights_only=True)
     for name, part in run.parts().items():
         part.load_state_dict(saved[name])
@@ -142,8 +144,8 @@ def main(steps: int = 240, seeds: int = 3) -> dict[str, list[dict[str, float]]]:
         print(f"{method:14}{cells}{mean(means):8.3f} ({spread})  {mixture}  {passes}")
     by_seed = {method: [mean(one.values()) for one in runs] for method, runs in found.items()}
     best = min(list(METHODS)[:-1], key=lambda method: mean(by_seed[method]))
-    gains = [f"{x - y:+.3f}" for x, y in zip(by_seed["multidds-s"], by_seed[best], strict=True)]
-    print(f"multidds-s against {best}, the best static one here, by seed (lower is better): {', '.join(gains)}")
+    gains = [f"{x - y:+.3f}" for x, y in zip(by_seed["learned"], by_seed[best], strict=True)]
+    print(f"learned against {best}, the best static one here, by seed (lower is better): {', '.join(gains)}")
     return found
 
 

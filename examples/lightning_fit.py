@@ -67,11 +67,11 @@ def main(steps: int = 1000) -> dict[str, dict[str, dict[str, float]]]:
     results = {}
     print(f"{'':14}{'final mixture':^33}{'test accuracy':^18}")
     print(f"{'':14}" + "".join(f"{name:>10}" for name in SIZES) + "      web    rare")
-    for method in ("proportional", "multidds-s"):
+    for method in ("proportional", "learned"):
         with tempfile.TemporaryDirectory() as folder:
-            fit(Path(folder), steps // 2, method == "multidds-s")  # as if the machine had stopped
+            fit(Path(folder), steps // 2, method == "learned")  # as if the machine had stopped
             saved = Path(folder, f"step={steps // 2}.ckpt")
-            model, mixture = fit(Path(folder), steps, method == "multidds-s", saved)
+            model, mixture = fit(Path(folder), steps, method == "learned", saved)
         scores = {name: accuracy(model.net.eval(), d) for name, d in test.items()}
         shares = "".join(f"{p:10.1%}" for p in mixture.values())
         print(f"{method:14}{shares}  {scores['web']:7.1%} {scores['rare']:7.1%}")

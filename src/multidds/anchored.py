@@ -15,7 +15,7 @@ from typing import Any
 
 _FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
 _USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut in proportion
-_SURE = 2.0  # standard errors
+_SURE = 1.0  # standard errors by which a reward counts as higher than it seems, and twice which what is usual as lower
 _LEAST = 0.02  # of its share: what is left of a dataset however useless, so that it can show that it has become useful
 
 
@@ -50,6 +50,7 @@ class Tilt:
         self._advantages = [0.0] * len(self._prior)  # in standard deviations, averaged over updates
         self._noise = 0.0  # of the advantages of one update, as a share of their variance, averaged likewise
         self._rewards = [0.0] * len(self._prior)  # as they are, averaged likewise
+        self._variances = [0.0] * len(self._prior)  # of each reward over the updates, likewise
         self._variance: float | None = None  # of the noise of one reward, averaged likewise, where it is known
         self.signal = math.nan  # what of the spread of the averages is not noise, 0 to 1
 
@@ -72,7 +73,9 @@ class Tilt:
             before = error if self._variance is None else self._variance
             self._variance = before + share * (error - before)
         for i, r in enumerate(rewards):
-            self._rewards[i] += share * (r - self._rewards[i])
+            step = r - self._rewards[i]
+            self._rewards[i] += share * step
+            self._variances[i] = (1 - share) * (self._variances[i] + share * step**2)
             z = (r - mean) / math.sqrt(spread) if spread > 0 else 0.0
             self._advantages[i] += share * (min(max(z, -_FURTHEST), _FURTHEST) - self._advantages[i])
         self.signal = self._signal()
@@ -83,13 +86,24 @@ class Tilt:
         return [weight / total for weight in weights]
 
     def _cuts(self) -> list[float]:
-        """What is left of every share after datasets that certainly help less than is usual have been cut."""
+        """What is left of every share after datasets that certainly help less than is usual have been cut.
+
+        How certain it is, the noise of all probes says at first, and more and more how much the dataset's own rewards
+        have varied.
+        """
+        errors = self._errors()
+        usual = median(self._rewards) - 2 * _SURE * median(errors)
+        if usual <= 0:  # it is not known well enough
+            return [1.0] * len(self._rewards)
+        highest = [r + _SURE * error for r, error in zip(self._rewards, errors, strict=True)]
+        return [min(1.0, max(_LEAST, high / (_USELESS * usual))) for high in highest]
+
+    def _errors(self) -> list[float]:
+        """The standard errors of the averaged rewards."""
         if self._variance is None:
-            return [1.0] * len(self._rewards)
-        usual, error = median(self._rewards), math.sqrt(self._variance * self._averaged())
-        if usual <= 2 * _SURE * error:  # what is usual is not known well enough
-            return [1.0] * len(self._rewards)
-        return [min(1.0, max(_LEAST, (r + _SURE * error) / (_USELESS * usual))) for r in self._rewards]
+            return [math.inf] * len(self._rewards)
+        u = self._updates
+        return [math.sqrt((self._variance + u * own) / (1 + u) * self._averaged()) for own in self._variances]
 
     def _signal(self) -> float:
         _, spread = _mean_and_variance(self._advantages)
@@ -111,6 +125,7 @@ class Tilt:
             "advantages": list(self._advantages),
             "noise": self._noise,
             "rewards": list(self._rewards),
+            "variances": list(self._variances),
             "variance": self._variance,
         }
 
@@ -126,7 +141,8 @@ class Tilt:
         self.check_state(state)
         self._prior, self._advantages = list(state["prior"]), list(state["advantages"])
         self._updates, self._noise = int(state["updates"]), float(state["noise"])
-        self._rewards, self._variance = list(state["rewards"]), state["variance"]
+        self._rewards, self._variances = list(state["rewards"]), list(state["variances"])
+        self._variance = state["variance"]
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:

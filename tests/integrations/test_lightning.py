@@ -562,8 +562,8 @@ def test_two_processes_equal_one_with_twice_the_batch_and_resume_exactly(tmp_pat
 @pytest.mark.slow
 def test_the_example_drops_the_noise_and_resumes_exactly(tmp_path):
     results = lightning_fit.main(400)
-    assert results["multidds-s"]["mixture"]["junk"] < results["proportional"]["mixture"]["junk"] / 2
-    for name, score in results["multidds-s"]["accuracy"].items():
+    assert results["learned"]["mixture"]["junk"] < results["proportional"]["mixture"]["junk"] / 2
+    for name, score in results["learned"]["accuracy"].items():
         assert score > results["proportional"]["accuracy"][name]
     model, mixture = lightning_fit.fit(tmp_path, 200)
     resumed, its_mixture = lightning_fit.fit(tmp_path, 200, ckpt_path=tmp_path / "step=100.ckpt")

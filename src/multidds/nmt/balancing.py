@@ -12,6 +12,7 @@ from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture
 from .batches import Batch, Sentences, probe_batches
 from .config import Config, MixtureSettings
 from .errors import UserError
+from .objectives import OBJECTIVES
 from .prior import constant_rewards
 from .records import AlignmentFacts, Updated
 from .schedule import probe_shape
@@ -41,6 +42,7 @@ def make_balancer(
             train={name: probe_batches(train[other], tokens) for name, other in _probed(config).items()},
             dev={name: probe_batches(data, tokens) for name, data in dev.items()},
             every=settings.every,
+            dev_loss=None if settings.objective == "loss" else OBJECTIVES[settings.objective],
             reward=_rewards(settings.method),
             priority=priority,
             scorer=_rule(settings),
