@@ -14,12 +14,12 @@ endif
 
 .PHONY: demo test test-fast check docs wheel bench clean
 
-demo: $(READY)  ## set up, then: a corpus, a fixed and a learned mixture side by side, scores, a report
+demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
 	$(BIN)/multidds experiment experiments/$(DEMO).toml
 	$(BIN)/multidds report runs/$(DEMO) -o runs/$(DEMO)/report
 	@echo "Translate a line of your own, from any of the languages in the table:"
-	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/multidds-s/seed-1 --from tur"
+	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/anchored/seed-1 --from tur"
 
 test: $(READY)  ## set up, then run all tests
 	$(BIN)/pytest -n auto --dist loadfile

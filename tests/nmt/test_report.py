@@ -115,6 +115,13 @@ def test_the_runs_of_these_tests_have_the_keys_of_real_ones(corpus, tmp_path):
         ({"method": "multidds-s", "priority": {"a-b": 1.0}}, "MultiDDS-S, own priority"),
         ({"method": "multidds-s", "prior": "uniform"}, "MultiDDS-S, from uniform"),
         ({"method": "constant"}, "constant rewards"),
+        ({}, "learned"),
+        ({"prior": "temperature"}, "learned, from temperature 5"),
+        ({"method": "shuffled"}, "shuffled rewards"),
+        ({"method": "doge"}, "DoGE"),
+        ({"method": "odm"}, "Online Data Mixing"),
+        ({"method": "static", "prior": "planned"}, "planned"),
+        ({"method": "static", "schedule": "proportional-to-uniform"}, "proportional to uniform"),
     ],
 )
 def test_a_method_is_called_what_its_config_says(settings, label):

@@ -21,6 +21,10 @@ _ELSEWHERE = {*HARMLESS, "data.folder", "train.seed", "train.device"}
 _IN_LABEL = {f"mixture.{key}" for key in ("method", "prior", "temperature", "max_passes", "probabilities",
                                           "step_ahead", "priority", "switch_epoch")}  # fmt: skip
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
+LEARNED = {
+    **REWARDS, "anchored": "learned", "shuffled": "shuffled rewards", "moving-average": "MultiDDS moving average",
+    "doge": "DoGE", "odm": "Online Data Mixing", "constant": "constant rewards",
+}  # fmt: skip
 
 
 @dataclass
@@ -156,14 +160,14 @@ def label_of(mixture: MixtureSettings) -> str:
         "explicit": "given mixture",
     }.get(mixture.prior, mixture.prior)
     if mixture.method == "static":
-        return prior
-    parts = [{**REWARDS, "moving-average": "MultiDDS moving average", "constant": "constant rewards"}[mixture.method]]
+        return prior if mixture.schedule == "none" else mixture.schedule.replace("-", " ")
+    parts = [LEARNED[mixture.method]]
     if mixture.step_ahead:
         parts.append("step-ahead" + (f" {mixture.step_ahead:g}" if mixture.step_ahead != 0.001 else ""))
     if mixture.priority != "regular":
         named = mixture.priority if isinstance(mixture.priority, str) else "own"
         parts.append(f"{named} priority")
-    if prior != "proportional":
+    if prior != ("planned" if mixture.method in ("anchored", "shuffled") else "proportional"):
         parts.append(f"from {prior}")
     return ", ".join(parts)
 
@@ -178,8 +182,9 @@ _PUBLISHED = {
 
 
 def _place(label: str) -> int:
-    order = ["uniform", "temperature", "proportional", "UniMax", "given", "constant", "MultiDDS moving", "MultiDDS,",
-             "MultiDDS", "MultiDDS-S"]  # fmt: skip
+    order = ["uniform", "temperature", "proportional", "UniMax", "planned", "given", "proportional to", "cooldown",
+             "reverse", "constant", "shuffled", "Online", "DoGE", "MultiDDS moving", "MultiDDS,", "MultiDDS",
+             "MultiDDS-S", "learned"]  # fmt: skip
     return max((i for i, start in enumerate(order) if label.startswith(start)), default=len(order))
 
 

@@ -111,7 +111,7 @@ def average_bleu(settings: Sequence[Setting]) -> ReportTable:
 
 
 def by_language(setting: Setting, compare: Compare) -> ReportTable:
-    """BLEU per language pair of MultiDDS-S (or another learned mixture) and the best baseline, with significance."""
+    """BLEU per language pair of the learned mixture and the best baseline, with significance."""
     table = ReportTable(f"languages.{setting.name}", f"{setting.name}: BLEU per language pair")
     baseline, learned = setting.best_baseline, main_method(setting)
     if baseline is None or learned is None or not setting.scored(learned):
@@ -330,8 +330,8 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
 
 
 def main_method(setting: Setting) -> str | None:
-    """The learned mixture that a report is about: MultiDDS-S where there is one."""
-    for method in ("multidds-s", "multidds", "moving-average", "constant"):
+    """The learned mixture that a report is about: the default's where there is one, else MultiDDS-S."""
+    for method in ("anchored", "multidds-s", "multidds", "moving-average", "constant"):
         if (label := setting.learned_with(method)) is not None:
             return label
     learned = [label for label in setting.labels if setting.of(label)[0].learned]
