@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from multidds.nmt.parts import learning_rate, model_of
 from torch import Tensor, nn
 
 from multidds import Mixture
 from multidds.nmt.batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
 from multidds.nmt.config import Config, load_config
+from multidds.nmt.model import make_model
 from multidds.nmt.prepare import Prepared
+from multidds.nmt.schedule import learning_rate
 
 MEASURES = ("loss", "accuracy", "expected", "soft_bleu")
 ORDERS = 4  # of the n-grams of soft BLEU
@@ -80,7 +81,7 @@ class Training:
         self.dev = {name: Sentences(config, prepared, name, "dev") for name in self.names}
         self.dev_batches = {name: list(evaluation_batches(sentences, 4096)) for name, sentences in self.dev.items()}
         torch.manual_seed(config.train.seed)
-        self.model = model_of(config, prepared)
+        self.model = make_model(config, prepared.vocabulary)
         settings = config.train
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),

@@ -1,5 +1,6 @@
 import ast
 import importlib
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import multidds
 
 SOURCES = Path(multidds.__file__).parent
+ROOT = Path(__file__).parent.parent
 
 # Which modules of ours those of the core and the integrations may import, one way (docs/architecture.md).
 MAY_IMPORT = {
@@ -282,3 +284,15 @@ def test_every_argument_of_every_public_name_is_documented():
     for name in multidds.__all__:
         for what, argument, text in documented_arguments(name, getattr(multidds, name)):
             assert re.search(rf"\b{argument}\b", text), f"{what}: {argument}"
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "experiments", "examples"])
+def test_what_scripts_import_of_the_package_is_there(folder):
+    """Most scripts are too slow to be run by a test, and a name that was moved is found by nobody else."""
+    for path in sorted((ROOT / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "multidds":
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    there = hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}")
+                    assert there, f"{path.name}: {node.module} has no {alias.name}"
