@@ -10,6 +10,8 @@ from statistics import fmean
 import pytest
 import statistics_of
 
+from multidds import Anchored
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -66,6 +68,23 @@ def test_a_file_of_results_is_whole_and_has_no_paths(path):
         for name, sentences in run["sentences"].items():
             assert statistics_of.bleu_of_counts(sentences) == pytest.approx(run["test"][name]["bleu"], abs=1e-3)
             assert len(sentences) == run["test"][name]["sentences"]
+
+
+LEARNED = [path for path in FILES if path.name.split(".")[1] == "anchored"]
+
+
+@pytest.mark.parametrize("path", LEARNED, ids=lambda path: path.stem)
+def test_recorded_mixtures_are_those_of_the_rule_as_it_is_now(path):
+    """Rewards and noise of the run, through the rule of today: what is left is the anchor, the same at every update."""
+    updates = json.loads(path.read_text())["updates"]
+    names = sorted(updates[0]["mixture"])
+    rule, anchors = Anchored().started([1 / len(names)] * len(names)), []
+    for update in updates:
+        tilted = rule.step(*([update[key][name] for name in names] for key in ("rewards", "noise")))
+        left = [update["mixture"][name] / p for name, p in zip(names, tilted, strict=True)]
+        anchors.append([x / sum(left) for x in left])
+    for anchor in anchors[1:]:
+        assert anchor == pytest.approx(anchors[0], rel=1e-3)
 
 
 def test_counts_of_sentences_give_the_bleu_of_sacrebleu():

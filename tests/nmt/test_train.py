@@ -142,7 +142,7 @@ def test_dev_sets_may_want_something_else_than_the_loss(corpus, monkeypatch, tmp
     runs = {}
     for kind in ("loss", objective):
         train(small_config(corpus, monkeypatch, f"mixture.objective={kind}"), tmp_path / kind, Silent())
-        runs[kind] = [record for record in records(tmp_path / kind) if record["kind"] == "update"][0]
+        runs[kind] = next(record for record in records(tmp_path / kind) if record["kind"] == "update")
     assert all(value > 0 for value in runs["loss"]["dev_loss"].values())
     assert all(-1 < value < 0 for value in runs[objective]["dev_loss"].values())  # minus what they want more of
     assert runs["loss"]["train_loss"] == runs[objective]["train_loss"]
