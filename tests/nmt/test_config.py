@@ -1,3 +1,4 @@
+import re
 import tomllib
 
 import pytest
@@ -89,7 +90,7 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
         ),
         (["mixture.priority={aze-en=1}"], "there is no language pair 'aze-en'. Did you mean 'aze-eng'?"),
         (["mixture.priority={aze-eng=0}"], "[mixture] priority: at least one must be above 0"),
-        (["mixture.priority={aze-eng=-1}"], "must not be negative, but 'aze-eng' is -1"),
+        (["mixture.priority={aze-eng=-1}"], "must not be negative, nor above 1e100, but 'aze-eng' is -1"),
         (["mixture.prior=explicit", "mixture.probabilities={aze-eng=1}"], "probabilities: 'bel-eng' is missing"),
         (["train.batch_tokens=100"], "[train] batch_tokens = 100 is smaller than the longest sentence, 152 tokens"),
         (["mixture.probe_tokens=9"], "[mixture] probe_tokens = 9 is smaller than the longest sentence"),
@@ -113,6 +114,10 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
         (["train.max_epochs=99999999999"], "[train] max_epochs: input should be less than or equal to 1000000000"),
         (["vocabulary.size=99999999999"], "[vocabulary] size: input should be less than or equal to 1000000"),
         (["lr=5"], "--set lr=5: expected section.key=value."),
+        (["train.max_steps=" + 5000 * "9"], "--set train.max_steps: the value is no number"),
+        (["mixture.priority=" + 900 * "[" + 900 * "]"], "--set mixture.priority: the value is no number or text"),
+        (["mixture.priority={aze-eng=1e308, bel-eng=1e308}"], "nor above 1e100, but 'aze-eng' is 1e+308"),
+        (["mixture.probe_budget=1e-320"], "is too small for any probe"),
         (["train=5"], "--set train=5: expected section.key=value."),
         (["data.pairs.x.y=5"], "'pairs' is not a section"),
     ],
@@ -138,6 +143,19 @@ def test_a_file_that_is_missing_or_no_toml_is_one_line(tmp_path):
         config("", tmp_path=tmp_path)
     with pytest.raises(UserError, match=r"\[data\] needs the key 'train'"):
         config('[data]\nfolder = "x"\npairs = ["a-b"]\n', tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = " + 900 * "[" + 900 * "]", "not valid TOML: it is nested too deeply."),
+        ("x = " + 5000 * "9", "not valid TOML: Exceeds the limit"),
+    ],
+)
+def test_a_file_that_no_person_wrote_is_one_line_too(text, message, tmp_path):
+    (tmp_path / "odd.toml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config(tmp_path / "odd.toml")
 
 
 def test_changed_keys_are_named(tmp_path):

@@ -125,6 +125,17 @@ def test_bad_text_is_one_line_with_file_and_line_number(tmp_path, monkeypatch, f
     assert "\n" not in str(error.value)
 
 
+def test_bad_text_is_the_same_line_where_sentencepiece_reads_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = ["src\ttgt", *(f"hello {i} world\tsalut {i} monde" for i in range(100)), "a\tb\tc"]
+    Path("t").write_text("\n".join(rows) + "\n")
+    table = {"data": {"folder": "p", "format": "tsv", "pairs": ["src-tgt"], "train": "t", "dev": "t"}}
+    config = parse_config(table | {"vocabulary": {"size": 60}}, "r")
+    with pytest.raises(UserError) as error:
+        prepare(config, processes=1)
+    assert str(error.value) == "t:102: has 3 columns, but the header has 2."
+
+
 @given(st.binary(max_size=60), st.binary(max_size=60), st.sampled_from(["text", "tsv", "jsonl", "ted"]))
 def test_fuzzed_files_end_in_pairs_or_one_clear_line(tmp_path_factory, source, target, kind):
     folder = tmp_path_factory.mktemp("fuzz")

@@ -269,6 +269,8 @@ class Config(Section):
                 )
         else:
             self._check_names("[mixture] priority", priority)
+        if 0 < self.mixture.probe_budget < 1e-6:
+            raise ValueError(f"[mixture] probe_budget = {self.mixture.probe_budget} is too small for any probe")
         if self.mixture.schedule != "none" and self.mixture.method != "static":
             raise ValueError(f"[mixture] a schedule needs method = 'static', but it is {self.mixture.method!r}")
         if self.mixture.prior == "explicit":
@@ -281,8 +283,8 @@ class Config(Section):
         for name, value in given.items():
             if name not in self.data.names:
                 raise ValueError(f"{where}: there is no language pair {name!r}.{suggestion(name, self.data.names)}")
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{where}: must not be negative, but {name!r} is {value}")
+            if not 0 <= value <= 1e100:
+                raise ValueError(f"{where}: must not be negative, nor above 1e100, but {name!r} is {value}")
         if math.fsum(given.values()) <= 0:
             raise ValueError(f"{where}: at least one must be above 0")
 
@@ -302,8 +304,10 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"{path}: there is no such file.") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; give {what}, a .toml file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also bytes that are no text, and numbers of thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}.") from None
+    except RecursionError:
+        raise UserError(f"{path}: not valid TOML: it is nested too deeply.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
 
@@ -337,6 +341,8 @@ def _apply(table: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word: the shell has eaten the quotes
+    except (ValueError, RecursionError):
+        raise UserError(f"--set {key}: the value is no number or text that a recipe can have.") from None
     for part in path[:-1]:
         inner = table.setdefault(part, {})
         if not isinstance(inner, dict):

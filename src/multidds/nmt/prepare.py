@@ -161,10 +161,11 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
         raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
     prefix = str(folder / model_file(name)).removesuffix(".model")
+    mistakes: list[UserError] = []  # in the text; sentencepiece would wrap them in its own words
     sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=chain([first], sentences),
+            sentence_iterator=_noting(chain([first], sentences), mistakes),
             model_prefix=prefix,
             vocab_size=settings.size,
             character_coverage=settings.coverage,
@@ -174,6 +175,8 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
+        if mistakes:
+            raise mistakes[0] from None
         what = "all languages" if joint else repr(name)
         if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
             raise UserError(
@@ -187,6 +190,14 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
             ) from None
         raise UserError(f"sentencepiece cannot learn from the training text of {what}: {error}") from None
     Path(f"{prefix}.vocab").unlink()
+
+
+def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str]:
+    try:
+        yield from sentences
+    except UserError as mistake:
+        mistakes.append(mistake)
+        raise
 
 
 def _sentences(data: Data, language: str) -> Iterator[str]:
