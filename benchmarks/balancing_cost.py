@@ -90,8 +90,8 @@ def paper_config(folder: Path, n: int, model: str, threads: int) -> Config:
 
 
 def demo_config(folder: Path, corpus: Path | None, threads: int) -> Config:
-    """recipes/catalogues.toml: an update every 50 steps of 2,048 tokens, probes of 1,024."""
-    overrides = [f"train.threads={threads}", "train.max_epochs=1000000"]
+    """recipes/catalogues.toml with an update every 50 steps of 2,048 tokens, probes of 1,024."""
+    overrides = [f"train.threads={threads}", "train.max_epochs=1000000", "mixture.every=50"]
     if corpus is None:
         write_text(folder / "text", DEMO, 2000, 12.0, 0.8)
         where = {"folder": folder / "prepared", "test": folder / "text/{many}-eng/dev.{lang}"}

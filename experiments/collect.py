@@ -28,8 +28,9 @@ from multidds.nmt.translate import export, open_model
 
 
 def commit() -> str:
+    """Of the checkout that this is called in, which is the one that made the runs."""
     asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    found = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
     return found.strip() or "unknown"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-LEARNED = ("multidds-s", "multidds", "constant", "default", "shuffled")
+LEARNED = ("multidds-s", "multidds", "constant", "doge", "odm", "anchored", "shuffled")
 _T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # seeds -> 97.5% point of Student's t
 
 Run = Mapping[str, Any]

@@ -51,11 +51,14 @@ class Setting:
     def gain(self, ours: str, theirs: str) -> tuple[float, float, float]:
         """(difference of the test scores, its 95% interval), positive where `ours` is better; losses in per cent."""
         one, other = self.scores(ours, "test"), self.scores(theirs, "test")
+        seeds = [[run["seed"] for run in self.runs[method]] for method in (ours, theirs)]
         if self.measure == "bleu":
             low, high = interval(*([run["sentences"] for run in self.runs[method]] for method in (ours, theirs)))
             return mean(one) - mean(other), low, high
         found = 100 * (mean(other) - mean(one)) / mean(other)
-        spread = 100 * student([b - a for a, b in zip(one, other, strict=False)]) / mean(other)
+        by_seed = [dict(zip(*both, strict=True)) for both in zip(seeds, (one, other), strict=True)]
+        common = sorted(by_seed[0].keys() & by_seed[1].keys())
+        spread = 100 * student([by_seed[1][seed] - by_seed[0][seed] for seed in common]) / mean(other)
         return found, found - spread, found + spread
 
 
@@ -146,6 +149,8 @@ def regrets(settings: Sequence[Setting]) -> list[str]:
     for all settings. Only mixtures that ran in every setting.
     """
     everywhere = [m for m in ORDER if m != CONTROL and all(m in setting.runs for setting in settings)]
+    if not everywhere:
+        return ["No mixture has run in all of them yet."]
     best = {s.name: max(s.sign * mean(s.scores(m, "test")) for m in everywhere) for s in settings}
 
     def behind(method: str, setting: Setting) -> float:

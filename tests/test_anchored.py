@@ -4,7 +4,7 @@ import random
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from multidds.anchored import Anchored
@@ -36,6 +36,7 @@ def test_it_is_the_anchor_times_the_exponential_of_averaged_advantages(prior, se
         for i, r in enumerate(rewards):
             average[i] += number * (r - mean) / math.sqrt(spread) / total
     spread = sum(z**2 for z in average) / n
+    assume(spread > 1e-9)  # two datasets that took turns: there is nothing to tell them apart
     signal = max(0.0, 1 - error * sum(u**2 for u in range(1, updates + 1)) / total**2 / spread)
     assert rule.signal == pytest.approx(signal)
     rewards = [sum(number * one[i] for number, one in enumerate(rounds, start=1)) / total for i in range(n)]
@@ -124,6 +125,7 @@ def test_rewards_that_are_not_finite_change_nothing():
     before = json.dumps(rule.state_dict())
     assert rule.step([math.nan, 1.0]) is None
     assert rule.step([math.inf, 1.0]) is None
+    assert rule.step([math.inf, -math.inf]) is None
     assert json.dumps(rule.state_dict()) == before
 
 
@@ -142,3 +144,20 @@ def test_a_resumed_rule_goes_on_exactly():
     got = [first.step(rewards, [0.1] * 3) for rewards in rounds[:4]]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert got + [second.step(rewards, [0.1] * 3) for rewards in rounds[4:]] == expected
+
+
+def test_noise_that_is_not_known_is_not_taken_for_none():
+    rule = Anchored().started([0.5, 0.5])
+    rule.step([0.1, 0.2])
+    assert math.isnan(rule.signal)
+    rule.step([0.1, 0.2], [math.nan, 0.1])
+    assert math.isnan(rule.signal)
+    rule.step([0.1, 0.2], [0.01, 0.01])
+    assert 0 < rule.signal < 1
+    other = Anchored().started([0.5, 0.5])
+    other.load_state_dict(rule.state_dict())
+    assert other.signal == rule.signal
+
+
+def test_any_strength_gives_probabilities():
+    assert Anchored(strength=1e6).started([0.5, 0.5]).step([0.0, 1.0]) == [0.0, 1.0]

@@ -68,6 +68,8 @@ def test_with_sizes_and_length_training_starts_with_the_plan_and_tilts_it():
     assert anchored(**options, scorer=Anchored(strength=0.0)).step().mixture == pytest.approx(plan)
     weighted = anchored(**options, priority={"a": 3, "b": 1, "c": 1})
     assert weighted.mixture["a"] > plan["a"]
+    only = anchored(**options, priority={"a": 1})  # the others count for nothing, as if they were given as 0
+    assert only.mixture.probabilities == anchored(**options, priority={"a": 1, "b": 0, "c": 0}).mixture.probabilities
     partly = anchored(**options | {"dev": batches(("a", "b"), 4, seed=1)})
     assert partly.mixture["c"] == pytest.approx(0.6)  # there is no dev set of its own to plan by
     assert partly.mixture["a"] > 0.13

@@ -107,6 +107,10 @@ def test_a_dev_set_that_counts_more_has_its_dataset_drawn_more():
     assert uneven["b"] == pytest.approx(uneven["c"])
 
 
+def test_a_dataset_that_serves_nothing_is_not_left_out():
+    assert planned({"a": 100, "b": 10}, 50, {"a": 1, "b": 0}, transfer=0)["b"] == pytest.approx(0.009, abs=1e-4)
+
+
 def test_a_dataset_without_a_dev_set_is_not_left_out():
     shares = planned({"target": 100_000, "other": 300_000}, 1000, {"target": 1.0})
     assert shares["target"] > 0.9

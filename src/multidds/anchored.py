@@ -61,9 +61,13 @@ class Tilt:
 
         noise: the standard error of each reward, where it is known. anchor: the mixture to tilt now.
         """
+        if not all(map(math.isfinite, rewards)):
+            return None
         mean, spread = _mean_and_variance(rewards)
         if not math.isfinite(spread):
             return None
+        if noise is not None and not all(map(math.isfinite, noise)):
+            noise = None
         error = 0.0 if noise is None else math.fsum(e**2 for e in noise) / len(noise)
         self._updates += 1
         # The newest counts in proportion to its number, so that the first ones, of another model, fade by themselves.
@@ -78,8 +82,10 @@ class Tilt:
             self._variances[i] = (1 - share) * (self._variances[i] + share * step**2)
             z = (r - mean) / math.sqrt(spread) if spread > 0 else 0.0
             self._advantages[i] += share * (min(max(z, -_FURTHEST), _FURTHEST) - self._advantages[i])
-        self.signal = self._signal()
-        tilts = [math.exp(self._settings.strength * self.signal * z) for z in self._advantages]
+        trust = self._settings.strength * self._signal()
+        furthest = max(self._advantages)
+        tilts = [math.exp(trust * (z - furthest)) for z in self._advantages]
+        self.signal = self._known_signal()
         anchor = self._prior if anchor is None else anchor
         weights = [q * tilt * cut for q, tilt, cut in zip(anchor, tilts, self._cuts(), strict=True)]
         total = math.fsum(weights)
@@ -108,6 +114,10 @@ class Tilt:
     def _signal(self) -> float:
         _, spread = _mean_and_variance(self._advantages)
         return max(0.0, 1 - self._noise * self._averaged() / spread) if spread > 0 else 0.0
+
+    def _known_signal(self) -> float:
+        """NaN where no update has measured its noise: the rewards are then trusted as they are."""
+        return math.nan if self._variance is None or not self._updates else self._signal()
 
     def _averaged(self) -> float:
         """What of the variance of one update an average of u with weights 1, 2, ..., u has."""
@@ -143,6 +153,7 @@ class Tilt:
         self._updates, self._noise = int(state["updates"]), float(state["noise"])
         self._rewards, self._variances = list(state["rewards"]), list(state["variances"])
         self._variance = state["variance"]
+        self.signal = self._known_signal()
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:

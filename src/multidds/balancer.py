@@ -1,10 +1,11 @@
 """The balancer: Algorithm 1 of the paper, once every M steps of a training loop that stays the user's.
 
 It says when, and joins the two halves of an update: what each dataset is worth now (`estimating`) and what that does to
-the mixture (a rule: `scorer`).
+the mixture (a rule: `anchored`, `scorer`, `rivals`).
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,11 +54,12 @@ class Balancer:
         other papers. None: the paper's where a reward is given, else Anchored().
     sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both,
         Anchored moves the mixture to what a training of this length wants, at once, and tilts that; else the prior.
+        Datasets without a dev set of their own name keep their share.
     max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
         sizes, examples and steps.
     bounds: {name: (low, high)}: limits of shares, which every rule keeps.
-    batches: probe batches per dataset and dev set, per process; None: 2 with Anchored, which compares their halves,
-        else 1. More of them make less noise, and cost more.
+    batches: probe batches per dataset and dev set, per process. None: 2 with Anchored, which compares their halves,
+        else 1; with `every=None` 2 to 8, by the budget. More of them make less noise, and cost more.
     mode: "train" or "eval": whether dropout and the like are on in probes.
     step_ahead: a step size for the step-ahead of Algorithm 1, which costs n + n * K passes; None: no step ahead.
     sketch: None: no table. "exact" or a number of buckets, such as 2**16: each update has its table of inner products.
@@ -133,11 +135,13 @@ class Balancer:
 
         What is planned are the datasets that have dev sets of their own; others keep the share that they were given.
         """
-        weights = self.priority if isinstance(self.priority, Mapping) else dict.fromkeys(dev, 1.0)
+        weights = dict.fromkeys(dev, 1.0)
+        if isinstance(self.priority, Mapping):
+            weights = dict.fromkeys(dev, 0.0) | dict(self.priority)
         own = {name: size for name, size in (sizes or {}).items() if name in weights}
         if not (isinstance(rule, Anchored) and rule.plan and own and examples):
             return self._prior
-        share = sum(self.mixture[name] for name in own)
+        share = math.fsum(self.mixture[name] for name in own)
         plan = {name: share * p for name, p in planned(own, share * examples, weights).items()}
         self.mixture.move(self._limits.applied(self.mixture.probabilities | plan, step=0))
         return [self.mixture[name] for name in self._order]
@@ -247,6 +251,7 @@ class Balancer:
             "frozen": self._frozen,
             "mixture": self.mixture.state_dict(),
             "prior": self._prior,
+            "anchor": self._anchor,
             "rule": self._rule.state_dict(),
             "limits": self._limits.state_dict(),
             **self._estimator.state_dict(),
@@ -261,9 +266,7 @@ class Balancer:
         self._rule.load_state_dict(state["rule"])
         self.mixture.load_state_dict(state["mixture"])
         self._limits.load_state_dict(state["limits"])
-        if self._anchor is self._prior:
-            self._anchor = state["prior"]
-        self._prior = state["prior"]
+        self._prior, self._anchor = state["prior"], state["anchor"]
         self._steps, self._frozen = int(state["steps"]), bool(state["frozen"])
 
 

@@ -8,11 +8,14 @@ repeated: as temperatures do, but for this length of training, and for the dev s
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 WORTH = 15.0  # R*: passes after which a repeated example is worth 1/e of a new one
 TRANSFER = 0.05  # what an example is worth for the dev set of another dataset, where losses count
 _LEAST = 0.1  # of the smaller of its proportional and its uniform share: what a dataset is given in any case
-_ROUNDS, _EXACT = 10_000, 1e-10
+_NOTHING = -200.0  # the logarithm of what a draw is worth that serves no dev set
+_FLATTEST = 0.05  # a worth that falls less steeply is treated as if it did, or steps would be too long
+_ROUNDS, _EXACT = 1000, 1e-9
 
 
 def effective(drawn: float, size: float, worth: float = WORTH) -> float:
@@ -30,17 +33,9 @@ def marginals(
     worth: float = WORTH,
 ) -> dict[str, float]:
     """The logarithm of what one draw more from each dataset adds to the sum that `planned` maximises."""
-    data = {name: effective(drawn[name], size, worth) for name, size in sizes.items()}
-    total = math.fsum(data.values())
-    # For every dev set, its weight per example that serves it.
-    pull = {k: w / (transfer * total + (1 - transfer) * data.get(k, 0.0)) for k, w in weights.items() if w}
-    common = transfer * math.fsum(pull.values())
-    worths = {}
-    for name, size in sizes.items():
-        use = common + (1 - transfer) * pull.get(name, 0.0)
-        repeated = max(0.0, drawn[name] / size - 1)  # passes after the first; a new example is worth 1
-        worths[name] = (math.log(use) if use else -math.inf) - repeated / worth
-    return worths
+    names = list(sizes)
+    found, _ = _marginals([drawn[name] for name in names], *_vectors(sizes, weights), transfer, worth)
+    return dict(zip(names, found.tolist(), strict=True))
 
 
 def planned(
@@ -56,22 +51,48 @@ def planned(
     has a dev set, and all count the same. A dataset that would get nothing, or nearly, gets a little.
 
     At the best shares one draw more is worth the same everywhere: until it is, shares grow where it is worth more than
-    elsewhere. The step is the shorter the steeper the worth of a repeated dataset falls, so that none goes too far.
+    elsewhere. The step is the shorter the steeper the worth of a dataset falls with its draws, so none goes too far.
     """
-    weights = dict.fromkeys(sizes, 1.0) if weights is None else weights
-    everything = math.fsum(sizes.values())
-    shares = {name: size / everything for name, size in sizes.items()}
+    import numpy as np
+
+    size, own, others = _vectors(sizes, dict.fromkeys(sizes, 1.0) if weights is None else weights)
+    shares = size / size.sum()
+    least = _LEAST * np.minimum(1 / len(size), shares)
     for _ in range(_ROUNDS):
-        drawn = {name: p * examples for name, p in shares.items()}
-        worths = marginals(drawn, sizes, weights, transfer, worth)
-        mean = math.fsum(p * worths[name] for name, p in shares.items() if p)
-        steps = {name: (worths[name] - mean) / (1 + drawn[name] / (worth * sizes[name])) for name in sizes}
-        grown = {name: p * math.exp(min(max(steps[name], -1.0), 1.0)) for name, p in shares.items()}
-        total = math.fsum(grown.values())
-        shares = {name: p / total for name, p in grown.items()}
-        if max(abs(step) for name, step in steps.items() if shares[name]) < _EXACT:
+        worths, falls = _marginals(shares * examples, size, own, others, transfer, worth)
+        steps = (worths - shares @ worths) / np.maximum(falls, _FLATTEST)
+        shares = shares * np.exp(np.clip(steps, -1.0, 1.0))
+        shares /= shares.sum()
+        if np.abs(steps[shares > least]).max() < _EXACT:
             break
-    least = {name: _LEAST * min(1 / len(sizes), size / everything) for name, size in sizes.items()}
-    given = {name: max(p, least[name]) for name, p in shares.items()}
-    total = math.fsum(given.values())
-    return {name: p / total for name, p in given.items()}
+    shares = np.maximum(shares, least)
+    return dict(zip(sizes, (shares / shares.sum()).tolist(), strict=True))
+
+
+def _vectors(sizes: Mapping[str, float], weights: Mapping[str, float]) -> tuple[Any, Any, float]:
+    """(sizes [n], weights of the dev sets of these datasets [n], weight of all other dev sets)"""
+    import numpy as np
+
+    own = np.array([weights.get(name, 0.0) for name in sizes], dtype=np.float64)
+    others = math.fsum(w for name, w in weights.items() if name not in sizes)
+    return np.array(list(sizes.values()), dtype=np.float64), own, others
+
+
+def _marginals(drawn: Any, size: Any, own: Any, others: float, transfer: float, worth: float) -> tuple[Any, Any]:
+    """(marginals [n], how steeply each falls with the logarithm of its dataset's draws [n])
+
+    Dev sets without a dataset of their own are served by everything alike.
+    """
+    import numpy as np
+
+    drawn = np.asarray(drawn, dtype=np.float64)
+    repeated = np.maximum(drawn / size - 1, 0.0)  # passes after the first; a new example is worth 1
+    fresh = np.exp(-repeated / worth)
+    data = np.minimum(drawn, size) + size * worth * (1 - fresh)
+    total = data.sum()
+    serving = np.maximum(transfer * total + (1 - transfer) * data, np.finfo(np.float64).tiny)  # each dev set
+    pull = (1 - transfer) * own / serving  # its weight per example that serves it
+    common = transfer * (own / serving).sum() + (others / total if transfer else 0.0)
+    use = np.maximum(common + pull, math.exp(_NOTHING))
+    fall = pull / use * np.minimum(1.0, (1 - transfer) * drawn * fresh / serving)
+    return np.log(use) - repeated / worth, fall + np.where(drawn > size, drawn / (worth * size), 0.0)

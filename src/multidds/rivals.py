@@ -15,7 +15,7 @@ class Exponentiated:
     """DoGE's rule, exponentiated gradient ascent: P(i) becomes proportional to P(i) * exp(lr * R(i)). Settings only.
 
     lr: the size of a step; DoGE's learning rate over its mu, times the optimizer steps between two updates.
-    floor: no probability falls below this share of the smallest prior probability.
+    floor: no probability falls much below this share of the smallest prior probability.
     """
 
     lr: float = 0.5

@@ -149,6 +149,21 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(save_steps, wor
         assert torch.equal(p, expected)
 
 
+def test_training_begins_with_the_plan_for_its_length(tmp_path):
+    trainer = Watched(
+        Classifier(),
+        arguments(tmp_path),
+        train_dataset=MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1),
+        eval_dataset={name: Rows(10, seed) for seed, name in enumerate(SIZES, start=10)},
+    )
+    trainer.add_callback(BalanceCallback(trainer, every=1000, seed=5))
+    trainer.train()
+    steps, batches = trainer.state.max_steps, len(trainer.seen)
+    plan = Mixture.planned(SIZES, examples=steps * 8)
+    assert plan["a"] > 1.2 * Mixture.proportional(SIZES)["a"]
+    assert trainer.seen == simulated(batches, 4, {0: plan.probabilities})
+
+
 def test_a_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
     trainer, callback = trainer_of(tmp_path, settings=settings)

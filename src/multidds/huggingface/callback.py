@@ -125,6 +125,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         callbacks.insert(0, self)
         self._options["priority"] = self.balancer.priority  # which may have been assigned
         self.balancer = self._new_balancer(loader.collate_fn, state.max_steps)
+        self._dataset.restart()  # which may have moved the mixture to a plan
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
             self._resume(args, state)

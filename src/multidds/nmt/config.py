@@ -228,7 +228,7 @@ class MixtureSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _choose_prior(cls, given: Any) -> Any:
-        """The paper's methods, and static mixtures of which nothing is said, start from the sizes as they are."""
+        """All but the default and its control start from the sizes as they are where nothing is said."""
         if isinstance(given, dict) and given.get("method", "anchored") not in ("anchored", "shuffled"):
             return {"prior": "proportional", **given}
         return given

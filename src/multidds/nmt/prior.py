@@ -25,7 +25,10 @@ def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Senten
     if settings.prior == "unimax":
         return Mixture.unimax(sizes, planned_sentences(config, data), settings.max_passes)
     if settings.prior == "planned":
-        return Mixture.planned(sizes, planned_sentences(config, data), transfer=settings.transfer)
+        weights = None
+        if isinstance(settings.priority, dict) and not settings.switch_epoch:
+            weights = {name: settings.priority.get(name, 0.0) for name in sizes}
+        return Mixture.planned(sizes, planned_sentences(config, data), weights, settings.transfer)
     return Mixture.proportional(sizes)
 
 

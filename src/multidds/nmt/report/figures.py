@@ -251,12 +251,12 @@ def alignment(setting: Setting, run: Run) -> Figure:
 
 def priority_differences(setting: Setting) -> Figure:
     key, title = f"priorities.{setting.name}", f"{setting.name}: BLEU of low and high priority against regular"
-    regular = setting.learned_with("multidds-s")
-    others = {name: setting.learned_with("multidds-s", name) for name in ("low", "high")}
+    others = setting.by_priority()
+    regular = others.pop("regular")
     runs = {name: setting.scored(label)[0] for name, label in others.items() if label and setting.scored(label)}
     if regular is None or not setting.scored(regular) or not runs:
         return Figure(
-            key, title, "It takes scored runs of MultiDDS-S with regular and with low or high priority.", None
+            key, title, "It takes scored runs of one method with regular and with low or high priority.", None
         )
     base = setting.scored(regular)[0]
     perplexity = base.best.perplexity if base.best else {}

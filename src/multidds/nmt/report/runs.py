@@ -151,6 +151,14 @@ class Setting:
         ]  # fmt: skip
         return min(fitting, key=lambda label: (bool(self.of(label)[0].variant), len(label)), default=None)
 
+    def by_priority(self) -> dict[str, str | None]:
+        """{priority: the plainest method with it}, of one reward and rule: those that there are priorities of."""
+        for method in ("multidds-s", "anchored"):
+            found = {name: self.learned_with(method, name) for name in ("regular", "low", "high")}
+            if found["low"] or found["high"]:
+                return found
+        return dict.fromkeys(("regular", "low", "high"))
+
 
 def label_of(mixture: MixtureSettings) -> str:
     """What a report calls a method."""

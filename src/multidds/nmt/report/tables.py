@@ -188,7 +188,7 @@ def priorities(settings: Sequence[Setting]) -> ReportTable:
     table = ReportTable("priorities", "Which dev sets count: regular, low and high priority (average BLEU)")
     names = ["best baseline", "regular", "low", "high"]
     for setting in settings:
-        found = {name: setting.learned_with("multidds-s", name) for name in names[1:]}
+        found = setting.by_priority()
         if not (found["low"] or found["high"]):
             continue
         labels = dict(zip(names, [setting.best_baseline, *found.values()], strict=True))
