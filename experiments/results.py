@@ -1,7 +1,7 @@
 """docs/results.md from the JSON files of the study: what every mixture is worth, the default against the best rival.
 
-python experiments/results.py            # writes docs/results.md from results/
-python experiments/results.py --check    # says whether it is up to date
+python experiments/results.py            # writes docs/results.md, and the table of README.md, from results/
+python experiments/results.py --check    # says whether they are up to date
 """
 
 import argparse
@@ -182,15 +182,24 @@ def page(settings: Sequence[Setting]) -> str:
     return text
 
 
+def readme(settings: Sequence[Setting], text: str) -> str:
+    """README.md with its table made anew."""
+    begin, end = "<!-- made by experiments/results.py -->\n", "<!-- end -->"
+    before, _, rest = text.partition(begin)
+    return before + begin + "\n".join(regrets(settings)) + "\n" + end + rest.partition(end)[2]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether docs/results.md is up to date")
     given = parser.parse_args()
-    path, text = ROOT / "docs" / "results.md", page(read(ROOT / "results"))
-    if not given.check:
-        path.write_text(text, encoding="utf-8")
-    elif not path.exists() or path.read_text(encoding="utf-8") != text:
-        sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: python experiments/results.py")
+    settings, front = read(ROOT / "results"), ROOT / "README.md"
+    made = {ROOT / "docs" / "results.md": page(settings), front: readme(settings, front.read_text(encoding="utf-8"))}
+    for path, text in made.items():
+        if not given.check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: python experiments/results.py")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_it_is_the_anchor_times_the_exponential_of_averaged_advantages(prior, se
     errors = [math.sqrt((0.04 + updates * v) / (1 + updates) * factor) for v in own]
     usual = median(rewards) - 2 * median(errors)
     cuts = [1.0] * n
-    if usual > 0:
+    if usual > 0 and updates > 2:
         cuts = [min(1.0, max(0.02, (r + e) / (usual / 2))) for r, e in zip(rewards, errors, strict=True)]
     weights = [q * math.exp(0.7 * signal * z) * cut for q, z, cut in zip(prior, average, cuts, strict=True)]
     assert found == pytest.approx([w / sum(weights) for w in weights])
@@ -116,8 +116,17 @@ def test_a_dataset_that_certainly_does_not_help_is_cut():
     ],
 )
 def test_nothing_is_cut_where_it_is_not_certain(rewards):
-    plain, rule = (Anchored(strength=0.0).started([0.8, 0.1, 0.1]) for _ in range(2))
-    assert rule.step(rewards, [0.05] * 3) == pytest.approx(plain.step(rewards))
+    rng, rule = random.Random(0), Anchored(strength=0.0).started([0.8, 0.1, 0.1])
+    for _ in range(4):
+        found = rule.step([r + rng.gauss(0, 0.1) for r in rewards], [0.1] * 3)
+    assert found == pytest.approx([0.8, 0.1, 0.1])
+
+
+def test_nothing_is_cut_by_the_first_updates():
+    rule = Anchored(strength=0.0).started([0.8, 0.1, 0.1])
+    found = [rule.step([0.0, 0.3, 0.25], [0.001] * 3) for _ in range(3)]
+    assert found[1] == pytest.approx([0.8, 0.1, 0.1])
+    assert found[2][0] < 0.2
 
 
 def test_rewards_that_are_not_finite_change_nothing():

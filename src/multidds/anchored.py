@@ -16,6 +16,7 @@ from typing import Any
 _FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
 _USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut in proportion
 _SURE = 1.0  # standard errors by which a reward counts as higher than it seems, and twice which what is usual as lower
+_FEW = 3  # updates, before which nothing is cut
 _LEAST = 0.02  # of its share: what is left of a dataset however useless, so that it can show that it has become useful
 
 
@@ -99,7 +100,7 @@ class Tilt:
         """
         errors = self._errors()
         usual = median(self._rewards) - 2 * _SURE * median(errors)
-        if usual <= 0:  # it is not known well enough
+        if usual <= 0 or self._updates < _FEW:  # it is not known well enough
             return [1.0] * len(self._rewards)
         highest = [r + _SURE * error for r, error in zip(self._rewards, errors, strict=True)]
         return [min(1.0, max(_LEAST, high / (_USELESS * usual))) for high in highest]
