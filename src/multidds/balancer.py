@@ -54,7 +54,7 @@ class Balancer:
         other papers. None: the paper's where a reward is given, else Anchored().
     sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both,
         Anchored moves the mixture to what a training of this length wants, at once, and tilts that; else the prior.
-        Datasets without a dev set of their own name keep their share.
+        Datasets without a dev set of their own name keep their share, or get an equal one if that is less.
     max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
         sizes, examples and steps.
     bounds: {name: (low, high)}: limits of shares, which every rule keeps.
@@ -133,7 +133,8 @@ class Balancer:
     ) -> list[float]:
         """The anchor: the prior; or, where sizes and length are known, a plan, to which the mixture is moved.
 
-        What is planned are the datasets that have dev sets of their own; others keep the share that they were given.
+        What is planned are the datasets that have dev sets of their own; others keep the share that they were given,
+        but get no more than an equal one.
         """
         weights = dict.fromkeys(dev, 1.0)
         if isinstance(self.priority, Mapping):
@@ -141,9 +142,10 @@ class Balancer:
         own = {name: size for name, size in (sizes or {}).items() if name in weights}
         if not (isinstance(rule, Anchored) and rule.plan and own and examples):
             return self._prior
-        share = math.fsum(self.mixture[name] for name in own)
+        others = {name: min(self.mixture[name], 1 / len(self._order)) for name in self.mixture if name not in own}
+        share = 1 - math.fsum(others.values())
         plan = {name: share * p for name, p in planned(own, share * examples, weights).items()}
-        self.mixture.move(self._limits.applied(self.mixture.probabilities | plan, step=0))
+        self.mixture.move(self._limits.applied(others | plan, step=0))
         return [self.mixture[name] for name in self._order]
 
     def step(self) -> Update | None:
