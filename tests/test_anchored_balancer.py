@@ -92,7 +92,7 @@ def test_where_nothing_can_be_planned_the_anchor_is_the_prior(options):
     assert update.learned == update.drift
 
 
-def test_it_is_the_default_and_a_reward_of_the_paper_brings_the_rule_of_the_paper():
+def test_it_is_the_default_and_rewards_of_the_paper_bring_its_rule():
     def moved(**options):
         train, dev = batches(NAMES, 4), batches(DEV, 4, seed=1)
         return Balancer(Mixture.proportional(SIZES), mlp(), loss, train=train, dev=dev, every=1, **options).step()
