@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,27 +39,36 @@ class Setting:
         """1 where more is better."""
         return 1 if self.measure == "bleu" else -1
 
-    def scores(self, method: str, part: str) -> list[float]:
-        """The mean over datasets, one for each seed."""
-        return [mean([one[self.measure] for one in run[part].values()]) for run in self.runs[method]]
+    def scores(self, method: str, part: str, seeds: Collection[int] | None = None) -> list[float]:
+        """The mean over datasets, one for each seed, or for each of these."""
+        return [
+            mean([one[self.measure] for one in run[part].values()])
+            for run in self.runs[method]
+            if seeds is None or run["seed"] in seeds
+        ]
+
+    def common(self, methods: Iterable[str]) -> set[int]:
+        """The seeds that all of these methods have: only such runs are compared."""
+        return set.intersection(*({run["seed"] for run in self.runs[method]} for method in methods))
 
     def rival(self) -> str:
-        """The static or scheduled mixture that is best by its mean dev score."""
+        """The static or scheduled mixture that is best by its mean dev score, over the seeds that all of them have."""
         there = [method for method in RIVALS if method in self.runs]
-        return max(there, key=lambda method: self.sign * mean(self.scores(method, "dev")))
+        seeds = self.common(there)
+        return max(there, key=lambda method: self.sign * mean(self.scores(method, "dev", seeds)))
 
-    def gain(self, ours: str, theirs: str) -> tuple[float, float, float]:
-        """(difference of the test scores, its 95% interval), positive where `ours` is better; losses in per cent."""
-        one, other = self.scores(ours, "test"), self.scores(theirs, "test")
-        seeds = [[run["seed"] for run in self.runs[method]] for method in (ours, theirs)]
+    def gain(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
+        """(difference of the test scores, its 95% interval, seeds), positive where `ours` is better; losses in %."""
+        seeds = self.common([ours, theirs])
+        one, other = (self.scores(method, "test", seeds) for method in (ours, theirs))
         if self.measure == "bleu":
-            low, high = interval(*([run["sentences"] for run in self.runs[method]] for method in (ours, theirs)))
-            return mean(one) - mean(other), low, high
+            low, high = interval(
+                *([r["sentences"] for r in self.runs[m] if r["seed"] in seeds] for m in (ours, theirs))
+            )
+            return mean(one) - mean(other), low, high, len(seeds)
         found = 100 * (mean(other) - mean(one)) / mean(other)
-        by_seed = [dict(zip(*both, strict=True)) for both in zip(seeds, (one, other), strict=True)]
-        common = sorted(by_seed[0].keys() & by_seed[1].keys())
-        spread = 100 * student([by_seed[1][seed] - by_seed[0][seed] for seed in common]) / mean(other)
-        return found, found - spread, found + spread
+        spread = 100 * student([b - a for a, b in zip(one, other, strict=True)]) / mean(other)
+        return found, found - spread, found + spread, len(seeds)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -136,10 +145,10 @@ def summary(settings: Sequence[Setting]) -> list[str]:
             if other not in setting.runs:
                 cells.append("-")
                 continue
-            gain, low, high = setting.gain(DEFAULT, other)
+            gain, low, high, seeds = setting.gain(DEFAULT, other)
             percent = "" if setting.measure == "bleu" else "%"
             around = "" if math.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
-            cells.append(f"{gain:+.2f}{percent}{around}")
+            cells.append(f"{gain:+.2f}{percent}{around}, {seeds} seed{'' if seeds == 1 else 's'}")
         lines.append(f"| {setting.name} | {setting.rival()} | {' | '.join(cells)} |")
     return lines
 
@@ -151,10 +160,11 @@ def regrets(settings: Sequence[Setting]) -> list[str]:
     everywhere = [m for m in ORDER if m != CONTROL and all(m in setting.runs for setting in settings)]
     if not everywhere:
         return ["No mixture has run in all of them yet."]
-    best = {s.name: max(s.sign * mean(s.scores(m, "test")) for m in everywhere) for s in settings}
+    seeds = {s.name: s.common(everywhere) for s in settings}
+    best = {s.name: max(s.sign * mean(s.scores(m, "test", seeds[s.name])) for m in everywhere) for s in settings}
 
     def behind(method: str, setting: Setting) -> float:
-        score = setting.sign * mean(setting.scores(method, "test"))
+        score = setting.sign * mean(setting.scores(method, "test", seeds[setting.name]))
         return 100 * (best[setting.name] - score) / abs(best[setting.name])
 
     lines = ["| mixture | " + " | ".join(setting.name for setting in settings) + " | mean | worst |"]
@@ -173,10 +183,14 @@ def page(settings: Sequence[Setting]) -> str:
     text += (
         "\n\nBLEU points, or per cent of the loss for the language model; positive: the default is better. In brackets "
         "95% intervals: for BLEU over seeds and test sentences (both drawn anew, sentences alike), for losses over "
-        "seeds (Student's, by pairs of the same seed). One seed has none over seeds.\n\n"
+        "seeds (Student's, by pairs of the same seed). Only runs of the same seeds are compared; with one seed the interval "
+        "of BLEU is over sentences alone, and equal runs differ by half a point for no reason.\n\n"
     )
     text += "## The price of one choice for everything\n\n" + "\n".join(regrets(settings)) + "\n\n"
-    text += "How far behind the best mixture of each setting, by test score, among those that ran in all of them.\n"
+    text += (
+        "How far behind the best mixture of each setting, by test score, among those that ran in all of them, over the "
+    )
+    text += "seeds that all have (mostly one).\n"
     for setting in settings:
         text += f"\n## {setting.name}\n\n" + "\n".join(table(setting)) + "\n"
     return text

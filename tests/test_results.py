@@ -48,12 +48,20 @@ def test_the_summary_of_results_is_that_of_the_files():
         here = [run for run in found if run[0] == setting]
         loss = here[0][5]
 
-        def mean(method, column, here=here):
-            return fmean(run[column] for run in here if run[1] == method)
+        def mean(method, column, seeds, here=here):
+            return fmean(run[column] for run in here if run[1] == method and run[2] in seeds)
+
+        def common(methods, here=here):
+            return [
+                seed for seed in range(1, 20) if all((method, seed) in {run[1:3] for run in here} for method in methods)
+            ]
 
         static = {run[1] for run in here} & STATIC
-        assert rival == (min if loss else max)(static, key=lambda method: mean(method, 3))
-        ours, theirs = mean("anchored", 4), mean(rival, 4)
+        seeds = common(static)
+        assert rival == (min if loss else max)(static, key=lambda method: mean(method, 3, seeds))
+        both = common(["anchored", rival])
+        ours, theirs = mean("anchored", 4, both), mean(rival, 4, both)
+        assert f", {len(both)} seed" in gain
         expected = 100 * (theirs - ours) / theirs if loss else ours - theirs
         assert float(gain.split()[0].rstrip("%")) == pytest.approx(expected, abs=0.006)
 
