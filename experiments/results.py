@@ -183,8 +183,8 @@ def page(settings: Sequence[Setting]) -> str:
     text += (
         "\n\nBLEU points, or per cent of the loss for the language model; positive: the default is better. In brackets "
         "95% intervals: for BLEU over seeds and test sentences (both drawn anew, sentences alike), for losses over "
-        "seeds (Student's, by pairs of the same seed). Only runs of the same seeds are compared; with one seed the interval "
-        "of BLEU is over sentences alone, and equal runs differ by half a point for no reason.\n\n"
+        "seeds (Student's, by pairs of the same seed). Only runs of the same seeds are compared; with one seed the "
+        "interval of BLEU is over sentences alone, and equal runs differ by half a point for no reason.\n\n"
     )
     text += "## The price of one choice for everything\n\n" + "\n".join(regrets(settings)) + "\n\n"
     text += (
