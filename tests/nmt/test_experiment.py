@@ -47,6 +47,7 @@ mixture = {{every = 10, probe_tokens = 100, sketch = 256, scorer = {{lr = 0.1}}}
 set = {{mixture = {{method = "static", prior = "uniform"}}}}
 
 [methods.multidds-s]
+set = {{mixture = {{method = "multidds-s"}}}}
 
 [[blocks]]
 name = "main"
