@@ -9,14 +9,13 @@ these files.
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from domains import rounded
-from statistics_of import counts_of
+from bleu_counts import counts_of
+from domains import commit, rounded
 
 from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
@@ -25,13 +24,6 @@ from multidds.nmt.names import file_name
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.records import Updated, Validated, read_records
 from multidds.nmt.translate import export, open_model
-
-
-def commit() -> str:
-    """Of the checkout that this is called in, which is the one that made the runs."""
-    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-    return found.strip() or "unknown"
 
 
 def facts_of(run: Path, threads: int) -> dict[str, Any]:
@@ -64,7 +56,7 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
         "seconds": last.clock,
         "config": data | {section: dumped[section] for section in ("model", "train", "mixture", "vocabulary")},
         "signatures": scores["signatures"],
-        "versions": made["versions"] | {"commit": commit()},
+        "versions": made["versions"] | {"commit": commit(Path())},
         "sentences": {
             name: counts_of(*(_lines(run, part, name) for part in ("hypotheses", "references"))) for name in bleu
         },

@@ -257,12 +257,17 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
     }  # fmt: skip
 
 
-def versions() -> dict[str, str]:
+def commit(folder: Path) -> str:
+    """Of the checkout that a folder is in."""
     asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    found = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False).stdout
+    return found.strip() or "unknown"
+
+
+def versions() -> dict[str, str]:
     return {
         "multidds": multidds.__version__, "torch": torch.__version__, "python": platform.python_version(),
-        "commit": commit.strip() or "unknown",
+        "commit": commit(Path(__file__).parent),
     }  # fmt: skip
 
 

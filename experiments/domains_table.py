@@ -5,11 +5,13 @@ Pure: from what the JSON files hold to text. Differences are between runs of the
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from statistics import mean, stdev
 from typing import Any
 
 LEARNED = ("multidds-s", "multidds", "constant", "doge", "odm", "anchored", "shuffled")
-_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}  # seeds -> 97.5% point of Student's t
+# Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
+_STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
 
 Run = Mapping[str, Any]
 
@@ -31,6 +33,12 @@ def rival(by_method: Mapping[str, Mapping[int, Run]]) -> str | None:
     if not common:
         return None
     return min(free, key=lambda name: mean(average(free[name][seed], "dev", "loss") for seed in common))
+
+
+def student(differences: Sequence[float]) -> float:
+    """Half of the 95% interval of a mean of differences between runs of the same seeds; NaN for a single one."""
+    n = len(differences)
+    return _STUDENT[n - 1] * stdev(differences) / n**0.5 if n > 1 else nan
 
 
 def average(run: Run, split: str, score: str) -> float:
@@ -79,5 +87,4 @@ def _gain(seeds: Mapping[int, Run], rivals: Mapping[int, Run]) -> str:
         return ""
     if len(gains) == 1:
         return f"{gains[0]:+.2f}"
-    half = _T.get(len(gains), 2.2) * stdev(gains) / len(gains) ** 0.5
-    return f"{mean(gains):+.2f} ± {half:.2f}"
+    return f"{mean(gains):+.2f} ± {student(gains):.2f}"

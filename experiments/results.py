@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statistics_of import interval
+from bleu_counts import interval
+from domains_table import student
 
 ROOT = Path(__file__).parent.parent
 DEFAULT, ANCHOR, CONTROL = "anchored", "planned", "shuffled"
@@ -22,8 +23,6 @@ RIVALS = (  # what has to be beaten: static and scheduled mixtures that others u
     "cooldown", "reverse-cooldown",
 )  # fmt: skip
 ORDER = (DEFAULT, ANCHOR, CONTROL, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
-# Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
-STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,6 @@ class Setting:
 
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def student(differences: Sequence[float]) -> float:
-    """Half of the 95% interval of a mean of differences between runs of the same seeds."""
-    n = len(differences)
-    if n < 2:
-        return math.nan
-    centre = mean(differences)
-    return STUDENT[n - 1] * math.sqrt(math.fsum((d - centre) ** 2 for d in differences) / (n - 1) / n)
 
 
 def read(folder: Path) -> list[Setting]:

@@ -6,10 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multidds import Mixture
-from multidds.plan import effective, marginals, planned
+from multidds.plan import planned
 
 SIZES = st.lists(st.floats(1, 1e6), min_size=1, max_size=8).map(lambda sizes: {f"d{i}": s for i, s in enumerate(sizes)})
 TRANSFERS = st.sampled_from([0.0, 0.02, 0.05, 0.5])
+
+
+def effective(drawn, size, worth=15.0):
+    """The repetition law: what so many draws from a dataset of this size are worth, in new examples."""
+    return drawn if drawn <= size else size + size * worth * (1 - math.exp(-(drawn / size - 1) / worth))
 
 
 def utility(shares, sizes, examples, weights, transfer, worth=15.0):
@@ -21,34 +26,18 @@ def utility(shares, sizes, examples, weights, transfer, worth=15.0):
     )
 
 
-def test_effective_data_are_those_of_the_repetition_law():
-    assert effective(70, 100) == 70
-    assert effective(100, 100) == 100
-    assert effective(16 * 100, 100) == pytest.approx(100 + 100 * 15 * (1 - math.exp(-1)))
-    assert effective(1e9, 100) == pytest.approx(1600)  # however often: R* more than there is
-
-
-@given(SIZES, st.floats(0.01, 60), TRANSFERS, st.integers(0, 2**31))
-def test_the_worth_of_a_draw_is_the_slope_of_the_utility(sizes, passes, transfer, seed):
-    rng = random.Random(seed)
-    weights = {name: rng.uniform(0.1, 3) for name in sizes}
-    drawn = {name: size * passes * rng.uniform(0.2, 2) for name, size in sizes.items()}
-    worths = marginals(drawn, sizes, weights, transfer)
-    for name in sizes:
-        if abs(drawn[name] / sizes[name] - 1) < 1e-3:
-            continue  # the kink at the end of the first pass
-        h = 1e-5 * drawn[name]
-        up, down = ({**drawn, name: drawn[name] + sign * h} for sign in (1, -1))
-        rise = utility(up, sizes, 1, weights, transfer) - utility(down, sizes, 1, weights, transfer)
-        assert math.exp(worths[name]) == pytest.approx(rise / (2 * h), rel=1e-2, abs=1e-9 / h)
-
-
 @given(SIZES, st.floats(0.01, 200), TRANSFERS)
 def test_one_draw_more_is_worth_the_same_everywhere(sizes, passes, transfer):
     examples = passes * sum(sizes.values())
     shares = planned(sizes, examples, transfer=transfer)
-    worths = marginals({k: p * examples for k, p in shares.items()}, sizes, dict.fromkeys(sizes, 1.0), transfer)
-    assert max(worths.values()) == pytest.approx(min(worths.values()), abs=1e-6)
+    data = {name: effective(shares[name] * examples, size) for name, size in sizes.items()}
+    serving = {k: math.fsum((1.0 if name == k else transfer) * data[name] for name in sizes) for k in sizes}
+    worths = [  # the derivative of the utility by the draws of a dataset
+        math.exp(-max(shares[name] * examples / size - 1, 0) / 15)
+        * math.fsum((1.0 if name == k else transfer) / serving[k] for k in sizes)
+        for name, size in sizes.items()
+    ]
+    assert max(worths) == pytest.approx(min(worths), rel=1e-6)
     assert math.fsum(shares.values()) == pytest.approx(1)
 
 

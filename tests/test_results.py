@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+import bleu_counts
 import pytest
-import statistics_of
 
 from multidds import Anchored
 
@@ -74,7 +74,7 @@ def test_a_file_of_results_is_whole_and_has_no_paths(path):
     assert run["versions"]["commit"]
     if path.parent.name == "study":
         for name, sentences in run["sentences"].items():
-            assert statistics_of.bleu_of_counts(sentences) == pytest.approx(run["test"][name]["bleu"], abs=1e-3)
+            assert bleu_counts.bleu_of_counts(sentences) == pytest.approx(run["test"][name]["bleu"], abs=1e-3)
             assert len(sentences) == run["test"][name]["sentences"]
 
 
@@ -100,16 +100,16 @@ def test_counts_of_sentences_give_the_bleu_of_sacrebleu():
 
     hypotheses = ["the cat sat on a mat", "hello there", "", "a b c d e f", "nothing right"]
     references = ["the cat sat on the mat", "hello there , you", "something", "a b c d e f g", "all wrong here"]
-    counts = statistics_of.counts_of(hypotheses, references)
-    assert statistics_of.bleu_of_counts(counts) == pytest.approx(BLEU().corpus_score(hypotheses, [references]).score)
-    assert statistics_of.bleu_of_counts(counts[1:3]) == pytest.approx(
+    counts = bleu_counts.counts_of(hypotheses, references)
+    assert bleu_counts.bleu_of_counts(counts) == pytest.approx(BLEU().corpus_score(hypotheses, [references]).score)
+    assert bleu_counts.bleu_of_counts(counts[1:3]) == pytest.approx(
         BLEU().corpus_score(hypotheses[1:3], [references[1:3]]).score
     )
 
 
 def test_an_interval_holds_the_difference_and_is_nothing_between_equals():
     good, bad = [[4, 3, 2, 1, 5, 5]] * 30, [[3, 2, 1, 0, 5, 5]] * 15 + [[4, 3, 2, 1, 5, 5]] * 15
-    assert statistics_of.interval([{"a": good}], [{"a": good}], draws=50) == (0, 0)
-    low, high = statistics_of.interval([{"a": good}], [{"a": bad}], draws=200)
-    difference = statistics_of.bleu_of_counts(good) - statistics_of.bleu_of_counts(bad)
+    assert bleu_counts.interval([{"a": good}], [{"a": good}], draws=50) == (0, 0)
+    low, high = bleu_counts.interval([{"a": good}], [{"a": bad}], draws=200)
+    difference = bleu_counts.bleu_of_counts(good) - bleu_counts.bleu_of_counts(bad)
     assert 0 < low < difference < high

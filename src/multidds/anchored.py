@@ -52,7 +52,7 @@ class Tilt:
         self._noise = 0.0  # of the advantages of one update, as a share of their variance, averaged likewise
         self._rewards = [0.0] * len(self._prior)  # as they are, averaged likewise
         self._variances = [0.0] * len(self._prior)  # of each reward over the updates, likewise
-        self._variance: float | None = None  # of the noise of one reward, averaged likewise, where it is known
+        self._probe_variance: float | None = None  # of one reward by its probe, averaged likewise, where it is known
         self.signal = math.nan  # what of the spread of the averages is not noise, 0 to 1
 
     def step(
@@ -75,8 +75,8 @@ class Tilt:
         share = 2 / (self._updates + 1)
         self._noise += share * ((min(1.0, error / spread) if spread > 0 else 1.0) - self._noise)
         if noise is not None:
-            before = error if self._variance is None else self._variance
-            self._variance = before + share * (error - before)
+            before = error if self._probe_variance is None else self._probe_variance
+            self._probe_variance = before + share * (error - before)
         for i, r in enumerate(rewards):
             step = r - self._rewards[i]
             self._rewards[i] += share * step
@@ -107,10 +107,10 @@ class Tilt:
 
     def _errors(self) -> list[float]:
         """The standard errors of the averaged rewards."""
-        if self._variance is None:
+        if self._probe_variance is None:
             return [math.inf] * len(self._rewards)
         u = self._updates
-        return [math.sqrt((self._variance + u * own) / (1 + u) * self._averaged()) for own in self._variances]
+        return [math.sqrt((self._probe_variance + u * own) / (1 + u) * self._averaged()) for own in self._variances]
 
     def _signal(self) -> float:
         _, spread = _mean_and_variance(self._advantages)
@@ -118,7 +118,7 @@ class Tilt:
 
     def _known_signal(self) -> float:
         """NaN where no update has measured its noise: the rewards are then trusted as they are."""
-        return math.nan if self._variance is None or not self._updates else self._signal()
+        return math.nan if self._probe_variance is None or not self._updates else self._signal()
 
     def _averaged(self) -> float:
         """What of the variance of one update an average of u with weights 1, 2, ..., u has."""
@@ -137,7 +137,7 @@ class Tilt:
             "noise": self._noise,
             "rewards": list(self._rewards),
             "variances": list(self._variances),
-            "variance": self._variance,
+            "variance": self._probe_variance,
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ class Tilt:
         self._prior, self._advantages = list(state["prior"]), list(state["advantages"])
         self._updates, self._noise = int(state["updates"]), float(state["noise"])
         self._rewards, self._variances = list(state["rewards"]), list(state["variances"])
-        self._variance = state["variance"]
+        self._probe_variance = state["variance"]
         self.signal = self._known_signal()
 
 

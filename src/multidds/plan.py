@@ -18,26 +18,6 @@ _FLATTEST = 0.05  # a worth that falls less steeply is treated as if it did, or 
 _ROUNDS, _EXACT = 1000, 1e-9
 
 
-def effective(drawn: float, size: float, worth: float = WORTH) -> float:
-    """How many new examples `drawn` draws from a dataset of `size` are worth."""
-    if drawn <= size:
-        return drawn
-    return size + size * worth * -math.expm1(-(drawn / size - 1) / worth)
-
-
-def marginals(
-    drawn: Mapping[str, float],
-    sizes: Mapping[str, float],
-    weights: Mapping[str, float],
-    transfer: float = TRANSFER,
-    worth: float = WORTH,
-) -> dict[str, float]:
-    """The logarithm of what one draw more from each dataset adds to the sum that `planned` maximises."""
-    names = list(sizes)
-    found, _ = _marginals([drawn[name] for name in names], *_vectors(sizes, weights), transfer, worth)
-    return dict(zip(names, found.tolist(), strict=True))
-
-
 def planned(
     sizes: Mapping[str, float],
     examples: float,
