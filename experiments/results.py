@@ -1,6 +1,6 @@
 """docs/results.md from the JSON files of the study: what every mixture is worth, the default against the best rival.
 
-python experiments/results.py            # writes docs/results.md, and the table of README.md, from results/
+python experiments/results.py            # writes docs/results.md with its figure, and the table of README.md
 python experiments/results.py --check    # says whether they are up to date
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gains
 from bleu_counts import interval
 from domains_table import student
 
@@ -167,7 +168,7 @@ def regrets(settings: Sequence[Setting]) -> list[str]:
     return lines
 
 
-def page(settings: Sequence[Setting]) -> str:
+def page(settings: Sequence[Setting], measured: Mapping[str, Sequence[gains.Moment]]) -> str:
     text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8").rstrip() + "\n\n"
     text += "## The default against the best that can be had without learning\n\n" + "\n".join(summary(settings))
     text += (
@@ -181,6 +182,7 @@ def page(settings: Sequence[Setting]) -> str:
         "How far behind the best mixture of each setting, by test score, among those that ran in all of them, over the "
     )
     text += "seeds that all have (mostly one).\n"
+    text += "\n" + gains.section(measured)
     for setting in settings:
         text += f"\n## {setting.name}\n\n" + "\n".join(table(setting)) + "\n"
     return text
@@ -197,13 +199,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether docs/results.md is up to date")
     given = parser.parse_args()
-    settings, front = read(ROOT / "results"), ROOT / "README.md"
-    made = {ROOT / "docs" / "results.md": page(settings), front: readme(settings, front.read_text(encoding="utf-8"))}
+    settings, measured = read(ROOT / "results"), gains.read(ROOT / "results")
+    docs, front = ROOT / "docs", ROOT / "README.md"
+    made = {docs / "results.md": page(settings, measured), front: readme(settings, front.read_text(encoding="utf-8"))}
     for path, text in made.items():
         if not given.check:
             path.write_text(text, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: python experiments/results.py")
+    if not given.check:  # the same points are other bytes with another version of matplotlib
+        (docs / "gains.svg").write_text(gains.picture(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

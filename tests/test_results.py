@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean
+from statistics import correlation, fmean
 
 import bleu_counts
 import pytest
@@ -64,6 +64,29 @@ def test_the_summary_of_results_is_that_of_the_files():
         assert f", {len(both)} seed" in gain
         expected = 100 * (theirs - ours) / theirs if loss else ours - theirs
         assert float(gain.split()[0].rstrip("%")) == pytest.approx(expected, abs=0.006)
+
+
+GAINS = sorted(RESULTS.glob("marginal-gains.*.json"))
+
+
+@pytest.mark.parametrize("path", GAINS, ids=lambda path: path.stem)
+def test_correlations_with_measured_gains_are_those_of_the_files(path):
+    """Of the signal that the default uses, the first row of each table."""
+    (shown,) = re.findall(
+        rf"\n\*\*{path.name.split('.')[1]}\*\*, at .*?MultiDDS-S use \| (\S+), (\S+) \| (\S+), (\S+) ",
+        (ROOT / "docs" / "results.md").read_text(),
+        re.DOTALL,
+    )
+    expected = []
+    for measure in ("loss", "expected"):
+        found = []
+        for moment in json.loads(path.read_text())["moments"]:
+            one, other = moment["signals"]["loss | mean of cosines | raw | all"]
+            tables = [row for repeat in moment["gains"][measure] for row in repeat]  # of each repeat and dev set
+            gains = [fmean(column) for column in zip(*tables, strict=True)]
+            found.append(correlation([a + b for a, b in zip(one, other, strict=True)], gains))
+        expected += [fmean(found), min(found)]
+    assert list(map(float, shown)) == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
