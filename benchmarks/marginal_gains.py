@@ -1,6 +1,7 @@
 """Which signal predicts what a dataset really does? Measured gains of more of each dataset, beside candidate signals.
 
     python benchmarks/marginal_gains.py recipes/catalogues.toml --moments 150,450,750 --json gains.json
+    python benchmarks/marginal_gains.py under-trained --json gains.json  # the model of experiments/domains.py
 
 One run is trained with a static temperature. At every moment, and for every dataset, a copy of it goes on for
 `--horizon` steps with that dataset's share raised by `--more` (the others scaled down), with common random numbers.
@@ -10,56 +11,51 @@ them. A moment costs repeats x (datasets + 1) x horizon steps: about ten minutes
 """
 
 import argparse
-import copy
 import json
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from gains_tasks import Part, Training, Translation
 from torch import Tensor, nn
 
 from multidds import Mixture
-from multidds.nmt.batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
-from multidds.nmt.config import Config, load_config
-from multidds.nmt.model import make_model
-from multidds.nmt.prepare import Prepared
-from multidds.nmt.schedule import learning_rate
+from multidds.nmt.config import load_config
 
 MEASURES = ("loss", "accuracy", "expected", "soft_bleu")
 ORDERS = 4  # of the n-grams of soft BLEU
-Objective = Callable[[Tensor, Batch], Tensor]  # of logits [R, V], to be made small
+Objective = Callable[[Tensor, Part], Tensor]  # of logits [R, V], to be made small
 
 # ---------------------------------------------------------------------------------------------- measures
 
 
-def windows(batch: Batch, log_p: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def windows(part: Part, log_p: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """For n = 1 .. ORDERS: the probabilities of n right tokens in a row [B, L - n + 1], and which places have n."""
-    rows = batch.target_rows
-    padded = log_p.new_full((rows.sentences * rows.longest,), -math.inf).index_copy(0, rows.places, log_p)
-    padded = padded.view(rows.sentences, rows.longest)
-    for n in range(1, min(ORDERS, rows.longest) + 1):
-        total = padded.unfold(1, n, 1).sum(-1)
+    rows = part.rows(log_p)
+    for n in range(1, min(ORDERS, rows.shape[1]) + 1):
+        total = rows.unfold(1, n, 1).sum(-1)
         yield total.exp(), torch.isfinite(total)
 
 
 @torch.no_grad()
-def measured(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
+def measured(model: nn.Module, parts: Iterable[Part]) -> dict[str, float]:
     """Loss, token accuracy, mean probability of the right token, and soft BLEU, of one dev set."""
     model.eval()
     loss = right = tokens = 0.0
     sums, counts = np.zeros(ORDERS), np.zeros(ORDERS)
-    for batch in batches:
-        log_p = F.log_softmax(model.logits(batch), -1)  # type: ignore[operator]
-        correct = log_p.gather(1, batch.target_out[:, None])[:, 0]
+    for part in parts:
+        logits = part.logits(model)
+        correct = correct_log_p(logits, part)
         loss -= correct.sum().item()
-        right += (log_p.argmax(-1) == batch.target_out).sum().item()
-        tokens += batch.tokens
-        for n, (p, there) in enumerate(windows(batch, correct)):
+        right += (logits.argmax(-1) == part.right).sum().item()
+        tokens += len(part.right)
+        for n, (p, there) in enumerate(windows(part, correct)):
             sums[n] += p.sum().item()
             counts[n] += there.sum().item()
     model.train()
@@ -68,68 +64,11 @@ def measured(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
     return {"loss": loss / tokens, "accuracy": right / tokens, "expected": float(means[0]), "soft_bleu": soft_bleu}
 
 
-# ---------------------------------------------------------------------------------------------- the training
+def scores(training: Training) -> dict[str, dict[str, float]]:
+    return {name: measured(training.averaged, training.dev_parts(name)) for name in training.names}
 
 
-class Training:
-    """A run without its surroundings: steps, the average of the weights, and copies of all of it."""
-
-    def __init__(self, config: Config, average: int) -> None:
-        prepared = Prepared(config)
-        self.config, self.names = config, list(config.data.names)
-        self.data = {name: Sentences(config, prepared, name, "train") for name in self.names}
-        self.dev = {name: Sentences(config, prepared, name, "dev") for name in self.names}
-        self.dev_batches = {name: list(evaluation_batches(sentences, 4096)) for name, sentences in self.dev.items()}
-        torch.manual_seed(config.train.seed)
-        self.model = make_model(config, prepared.vocabulary)
-        settings = config.train
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(),
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            fused=True,
-        )
-        self.averaged = copy.deepcopy(self.model)
-        self.decay = 1 - 1 / average
-        self.step = 0
-
-    def stream(self, mixture: Mixture, seed: int) -> Stream:
-        settings = self.config.train
-        return Stream(
-            self.data, mixture, tokens=settings.tokens, accumulate=settings.accumulate, pool=settings.pool,
-            mixing=settings.mixing, seed=seed,
-        )  # fmt: skip
-
-    def go(self, stream: Stream, steps: int) -> None:
-        settings = self.config.train
-        for left in range(steps, 0, -1):
-            batches, _, tokens = stream.next(left)
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(settings.lr, settings.warmup, settings.warmup_from, self.step + 1)
-            for batch in batches:
-                (self.model(batch, settings.label_smoothing) / tokens).backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.step += 1
-            decay = min(self.decay, self.step / (self.step + 10))  # the first weights are soon forgotten
-            with torch.no_grad():
-                for average, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
-                    average.lerp_(parameter, 1 - decay)
-
-    def scores(self) -> dict[str, dict[str, float]]:
-        return {name: measured(self.averaged, batches) for name, batches in self.dev_batches.items()}
-
-    def copied(self) -> dict[str, Any]:
-        state = (self.model.state_dict(), self.averaged.state_dict(), self.optimizer.state_dict(), self.step)
-        return dict(zip(("model", "averaged", "optimizer", "step"), copy.deepcopy(state), strict=True))
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.averaged.load_state_dict(state["averaged"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.step = state["step"]
+# ---------------------------------------------------------------------------------------------- the truth
 
 
 def gains(training: Training, mixture: Mixture, horizon: int, more: float, repeats: int) -> dict[str, Any]:
@@ -137,7 +76,7 @@ def gains(training: Training, mixture: Mixture, horizon: int, more: float, repea
     here = training.copied()
     found = {measure: np.zeros((repeats, len(training.names), len(training.names))) for measure in MEASURES}
     for repeat in range(repeats):
-        scores = []
+        found_scores = []
         for raised in (None, *training.names):
             shares = {name: (1 - more) * p for name, p in mixture.probabilities.items()}
             if raised is not None:
@@ -145,12 +84,12 @@ def gains(training: Training, mixture: Mixture, horizon: int, more: float, repea
             seed = 1000 * (repeat + 1) + training.step  # the same draws and dropout, as far as the shares are the same
             torch.manual_seed(seed)
             training.go(training.stream(mixture if raised is None else Mixture(shares), seed), horizon)
-            scores.append(training.scores())
+            found_scores.append(scores(training))
             training.restore(here)
-        for i, after in enumerate(scores[1:]):
+        for i, after in enumerate(found_scores[1:]):
             for k, name in enumerate(training.names):
                 for measure in MEASURES:
-                    change = after[name][measure] - scores[0][name][measure]
+                    change = after[name][measure] - found_scores[0][name][measure]
                     found[measure][repeat, k, i] = -change if measure == "loss" else change
     return {measure: table.tolist() for measure, table in found.items()}
 
@@ -158,37 +97,37 @@ def gains(training: Training, mixture: Mixture, horizon: int, more: float, repea
 # ---------------------------------------------------------------------------------------------- objectives
 
 
-def correct_log_p(logits: Tensor, batch: Batch) -> Tensor:
-    return F.log_softmax(logits, -1).gather(1, batch.target_out[:, None])[:, 0]
+def correct_log_p(logits: Tensor, part: Part) -> Tensor:
+    return F.log_softmax(logits, -1).gather(1, part.right[:, None])[:, 0]
 
 
-def at_fitted_scale(logits: Tensor, batch: Batch, weights: Tensor) -> Tensor:
+def at_fitted_scale(logits: Tensor, part: Part, weights: Tensor) -> Tensor:
     """The weighted loss of scale x logits at the scale that makes it smallest: mere confidence does not move it."""
     low, high = -1.5, 1.5  # logarithms of the scale
     with torch.no_grad():
         for _ in range(18):  # thirds: the loss is convex in the scale
             one, two = low + (high - low) / 3, high - (high - low) / 3
-            losses = [-(weights * correct_log_p(math.exp(x) * logits, batch)).sum() for x in (one, two)]
+            losses = [-(weights * correct_log_p(math.exp(x) * logits, part)).sum() for x in (one, two)]
             low, high = (low, two) if losses[0] < losses[1] else (one, high)
-    return -(weights * correct_log_p(math.exp((low + high) / 2) * logits, batch)).mean()
+    return -(weights * correct_log_p(math.exp((low + high) / 2) * logits, part)).mean()
 
 
-def expected_weights(logits: Tensor, batch: Batch) -> Tensor:
+def expected_weights(logits: Tensor, part: Part) -> Tensor:
     """What d log p of each token weighs in the gradient of the mean of p. [R]"""
-    return correct_log_p(logits, batch).detach().exp()
+    return correct_log_p(logits, part).detach().exp()
 
 
-def soft_bleu_weights(logits: Tensor, batch: Batch) -> Tensor:
+def soft_bleu_weights(logits: Tensor, part: Part) -> Tensor:
     """What d log p of each token weighs in the gradient of log soft BLEU. [R]"""
-    log_p = correct_log_p(logits, batch).detach().requires_grad_()
-    means = [p.sum() / there.sum() for p, there in windows(batch, log_p)]
+    log_p = correct_log_p(logits, part).detach().requires_grad_()
+    means = [p.sum() / there.sum() for p, there in windows(part, log_p)]
     value = torch.stack([mean.clamp_min(1e-12).log() for mean in means]).mean()
     return torch.autograd.grad(value, log_p)[0] * len(log_p)
 
 
 def objectives(smoothing: float) -> dict[str, Objective]:
     return {
-        "loss": lambda z, b: F.cross_entropy(z, b.target_out, label_smoothing=smoothing),
+        "loss": lambda z, b: F.cross_entropy(z, b.right, label_smoothing=smoothing),
         "expected accuracy": lambda z, b: -correct_log_p(z, b).exp().mean(),
         "expected accuracy, fitted": lambda z, b: at_fitted_scale(z, b, expected_weights(z, b)),
         "soft BLEU, fitted": lambda z, b: at_fitted_scale(z, b, soft_bleu_weights(z, b)),
@@ -198,13 +137,13 @@ def objectives(smoothing: float) -> dict[str, Objective]:
 # ---------------------------------------------------------------------------------------------- signals
 
 
-def gradient(model: nn.Module, parts: list[Batch], objective: Objective, kept: list[bool]) -> Tensor:
+def gradient(model: nn.Module, parts: list[Part], objective: Objective) -> Tensor:
     """Of the mean over the target tokens of the parts, as one vector."""
-    tokens = sum(part.tokens for part in parts)
-    parameters = [p for p, keep in zip(model.parameters(), kept, strict=True) if keep]
+    tokens = sum(len(part.right) for part in parts)
+    parameters = list(model.parameters())
     total = torch.zeros(sum(p.numel() for p in parameters))
     for part in parts:
-        value = objective(model.logits(part), part) * (part.tokens / tokens)  # type: ignore[operator]
+        value = objective(part.logits(model), part) * (len(part.right) / tokens)
         total += torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)])
     return total
 
@@ -229,40 +168,62 @@ def forms(dev: Tensor, train: Tensor, shares: Tensor, adam: Tensor) -> dict[str,
     }
 
 
+def gradients(training: Training, place: str, role: str, objective: Objective, tokens: int, key: int) -> Tensor:
+    """[datasets or dev sets, P], at the raw or the averaged weights; dropout is on for datasets, as in training."""
+    model = training.model if place == "raw" else training.averaged
+    draw = torch.Generator().manual_seed(key + (role == "dev"))
+    torch.manual_seed(key)
+    model.train(role == "train")
+    found = [gradient(model, training.probe(role, name, tokens, draw), objective) for name in training.names]
+    model.train()
+    return torch.stack(found)
+
+
 def signals(training: Training, mixture: Mixture, tokens: int, redraws: int) -> dict[str, list[list[float]]]:
     """{signal: [redraw][dataset]}"""
     found: dict[str, list[list[float]]] = {}
     shares = torch.tensor([mixture[name] for name in training.names])
-    settings = training.config.train
-    here = torch.get_rng_state()
+    everything = objectives(training.smoothing)
+    adam, inner = training.adam(), training.is_inner()
     for redraw in range(redraws):
-        for place, model in (("raw", training.model), ("averaged", training.averaged)):
-            torch.manual_seed(redraw)
-            draw = torch.Generator().manual_seed(10_000 * training.step + redraw)
-            train_parts = [probe_batches(data, tokens)(draw) for data in training.data.values()]
-            dev_parts = [probe_batches(data, tokens)(draw) for data in training.dev.values()]
-            everything = objectives(settings.label_smoothing)
-            kept = [True for _ in model.parameters()]
-            model.train()
-            train = torch.stack([gradient(model, parts, everything["loss"], kept) for parts in train_parts])
-            model.eval()
-            adam = torch.cat([
-                training.optimizer.state[p]["exp_avg_sq"].flatten() for p in training.model.parameters()
-            ])  # fmt: skip
-            adam = 1 / ((adam / (1 - settings.beta2**training.step)).sqrt() + settings.eps)
-            inner = torch.cat([
-                torch.full((p.numel(),), "embedding" not in name) for name, p in model.named_parameters()
-            ])  # fmt: skip
+        key = 10_000 * training.step + 10 * redraw
+        for place in ("raw", "averaged"):
+            train = gradients(training, place, "train", everything["loss"], tokens, key)
             for objective, function in everything.items():
-                dev = torch.stack([gradient(model, parts, function, kept) for parts in dev_parts])
+                dev = gradients(training, place, "dev", function, tokens, key)
                 for part, where in (("all", slice(None)), ("without embeddings", inner)):
                     for form, values in forms(dev[:, where], train[:, where], shares, adam[where]).items():
                         name = f"{objective} | {form} | {place} | {part}"
                         found.setdefault(name, []).append(values.tolist())
-            model.train()
-    torch.set_rng_state(here)
-    sizes = [-math.log(len(data)) for data in training.data.values()]
+    sizes = [-math.log(size) for size in training.sizes.values()]
     return found | {"size: the smaller, the better": [sizes] * redraws}
+
+
+def used(training: Training, tokens: int, redraw: int) -> Tensor:
+    """The signal of the default alone: mean of cosines, of losses, at the raw weights. [n]"""
+    loss, key = objectives(training.smoothing)["loss"], 10_000 * training.step + 10 * redraw
+    train, dev = (gradients(training, "raw", role, loss, tokens, key) for role in ("train", "dev"))
+    return (F.normalize(train, dim=1) @ F.normalize(dev, dim=1).T).mean(1)
+
+
+def neighbours(training: Training, stream: Any, step: int, tokens: int, redraws: int) -> dict[str, list[list[float]]]:
+    """Go on to a moment; on the way the signal of the default, averaged over it and two moments just before it; and
+    there the same with less and with more text.
+    """
+    on_the_way = []
+    for back in (20, 10, 0):
+        training.go(stream, step - back - training.step)
+        kept = torch.get_rng_state()
+        on_the_way.append(torch.stack([used(training, tokens, redraw) for redraw in range(redraws)]))
+        torch.set_rng_state(kept)
+    name = "loss | mean of cosines{} | raw | all"
+    found = {name.format(", three moments"): torch.stack(on_the_way).mean(0).tolist()}
+    for size in (tokens // 4, tokens * 4):
+        kept = torch.get_rng_state()
+        drawn = [used(training, size, redraw).tolist() for redraw in range(redraws)]
+        torch.set_rng_state(kept)
+        found[name.format(f", {size:,} tokens")] = drawn
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- what it says
@@ -301,7 +262,8 @@ def show(moments: list[dict[str, Any]], names: list[str], rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("recipe", type=Path)
+    parser.add_argument("task", type=Path, help="a recipe, or a regime of experiments/domains.py")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--moments", default="150,300,450,600,750", help="steps of the run, ascending")
     parser.add_argument("--temperature", type=float, default=3.0, help="of the run's mixture")
     parser.add_argument("--horizon", type=int, default=40, help="steps with more of a dataset")
@@ -314,10 +276,10 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--json", type=Path, required=True, help="results; with some in it, the rest is measured")
     given = parser.parse_args()
-    config = load_config(given.recipe, given.set)
-    training = Training(config, given.average)
-    mixture = Mixture.temperature({name: len(data) for name, data in training.data.items()}, given.temperature)
-    stream = training.stream(mixture, config.train.seed)
+    torch.set_num_threads(1)
+    training = training_of(given)
+    mixture = Mixture.temperature(training.sizes, given.temperature)
+    stream = training.stream(mixture, given.seed)
     asked = {key: str(value) for key, value in vars(given).items() if key not in ("json", "moments", "rows")}
     results: dict[str, Any] = {"asked": asked, "names": training.names, "moments": []}
     if given.json.exists():
@@ -325,21 +287,41 @@ def main() -> None:
         if results["asked"] != asked:
             raise SystemExit(f"{given.json}: is of other options: {results['asked']}.")
     done = {moment["step"] for moment in results["moments"]}
-    torch.manual_seed(config.train.seed)
+    torch.manual_seed(given.seed)
     for step in map(int, given.moments.split(",")):
-        training.go(stream, step - training.step)
         if step in done:
+            training.go(stream, step - training.step)
             continue
-        random, began = torch.get_rng_state(), time.perf_counter()
-        found = signals(training, mixture, given.probe_tokens, given.redraws)
+        began = time.perf_counter()
+        found = neighbours(training, stream, step, given.probe_tokens, given.redraws)
+        random = torch.get_rng_state()
+        found = signals(training, mixture, given.probe_tokens, given.redraws) | found
         truth = gains(training, mixture, given.horizon, given.more, given.repeats)
         torch.set_rng_state(random)
         seconds = time.perf_counter() - began
         results["moments"].append({"step": step, "seconds": seconds, "gains": truth, "signals": found})
-        given.json.write_text(json.dumps(results) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(rounded(results)) + "\n", encoding="utf-8")
         show(results["moments"][-1:], training.names, 8)
     print(f"\n==== {len(results['moments'])} moments")
     show(results["moments"], training.names, given.rows)
+
+
+def training_of(given: argparse.Namespace) -> Training:
+    if given.task.suffix == ".toml":
+        return Translation(load_config(given.task, [*given.set, f"train.seed={given.seed}"]), given.average)
+    sys.path.append(str(Path(__file__).parent.parent / "experiments"))  # the language model is there
+    from gains_domains import Domains
+
+    return Domains(str(given.task), given.average, given.seed)
+
+
+def rounded(value: Any) -> Any:
+    """Six digits are more than are known, and small files."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":
