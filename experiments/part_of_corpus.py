@@ -1,11 +1,12 @@
 """A part of a parallel corpus: every k-th training pair, and at most so many dev and test pairs of each language.
 
 For the study's settings with few data, and with datasets that are no translations: those of `--shifted` languages get
-the English line of the pair before, in training only, as a crawl that lost a line has it. SOURCE has a folder `<language>-eng` per language with train, dev and test files,
-`train.<language>` and `train.eng` and so on, line i of both being one pair.
+the English line of the pair before, in training only, as a crawl that lost a line has it. SOURCE has a folder
+`<language>-eng` per language with train, dev and test files, `train.<language>` and `train.eng` and so on, line i of
+both being one pair.
 
     python experiments/part_of_corpus.py PATH/OF/tatoeba data/tatoeba-part --every 13 --languages aze,bel,glg
-    python experiments/part_of_corpus.py data/catalogues data/catalogues-shifted --languages aze,tur,por --shifted tur,por
+    python experiments/part_of_corpus.py data/catalogues data/shifted --languages aze,tur,por --shifted tur,por
 """
 
 import argparse
