@@ -2,8 +2,9 @@
 
 P(i) is proportional to q(i) * exp(strength * z(i)). q is the anchor, a mixture that is good without any learning. z(i)
 is how much better than the others dataset i is, in standard deviations, averaged over the updates so far and shrunk by
-what of the average is still noise. What all rewards have in common cancels, nothing accumulates, and neither the
-number of updates nor the scale of the rewards matters; without a signal the mixture is the anchor; harm is bounded.
+what of the average is still noise: what a probe drawn anew would change, and what changes from update to update. What
+all rewards have in common cancels, nothing accumulates, and neither the number of updates nor the scale of the rewards
+matters; without a signal that lasts the mixture is the anchor; harm is bounded.
 A dataset that certainly does not help, as one of noise does not, has its share cut besides.
 """
 
@@ -49,11 +50,12 @@ class Tilt:
         self._settings, self._prior = settings, list(prior)
         self._updates = 0
         self._advantages = [0.0] * len(self._prior)  # in standard deviations, averaged over updates
-        self._noise = 0.0  # of the advantages of one update, as a share of their variance, averaged likewise
+        self._changes = [0.0] * len(self._prior)  # the variance of each advantage over the updates, likewise
+        self._noise = 0.0  # of the advantages of one update by its probe, as a share of their variance, likewise
         self._rewards = [0.0] * len(self._prior)  # as they are, averaged likewise
         self._variances = [0.0] * len(self._prior)  # of each reward over the updates, likewise
         self._probe_variance: float | None = None  # of one reward by its probe, averaged likewise, where it is known
-        self.signal = math.nan  # what of the spread of the averages is not noise, 0 to 1
+        self.signal = math.nan  # what of the spread of the averaged advantages is not noise, 0 to 1
 
     def step(
         self, rewards: Sequence[float], noise: Sequence[float] | None = None, anchor: Sequence[float] | None = None
@@ -82,11 +84,13 @@ class Tilt:
             self._rewards[i] += share * step
             self._variances[i] = (1 - share) * (self._variances[i] + share * step**2)
             z = (r - mean) / math.sqrt(spread) if spread > 0 else 0.0
-            self._advantages[i] += share * (min(max(z, -_FURTHEST), _FURTHEST) - self._advantages[i])
+            step = min(max(z, -_FURTHEST), _FURTHEST) - self._advantages[i]
+            self._advantages[i] += share * step
+            self._changes[i] = (1 - share) * (self._changes[i] + share * step**2)
         trust = self._settings.strength * self._signal()
         furthest = max(self._advantages)
         tilts = [math.exp(trust * (z - furthest)) for z in self._advantages]
-        self.signal = self._known_signal()
+        self.signal = self._signal()
         anchor = self._prior if anchor is None else anchor
         weights = [q * tilt * cut for q, tilt, cut in zip(anchor, tilts, self._cuts(), strict=True)]
         total = math.fsum(weights)
@@ -113,12 +117,18 @@ class Tilt:
         return [math.sqrt((self._probe_variance + u * own) / (1 + u) * self._averaged()) for own in self._variances]
 
     def _signal(self) -> float:
+        """What of the spread of the averaged advantages is not noise."""
+        if not self._updates:
+            return math.nan
         _, spread = _mean_and_variance(self._advantages)
-        return max(0.0, 1 - self._noise * self._averaged() / spread) if spread > 0 else 0.0
+        noise = max(self._noise, self._changeable())
+        return max(0.0, 1 - noise * self._averaged() / spread) if spread > 0 else 0.0
 
-    def _known_signal(self) -> float:
-        """NaN where no update has measured its noise: the rewards are then trusted as they are."""
-        return math.nan if self._probe_variance is None or not self._updates else self._signal()
+    def _changeable(self) -> float:
+        """The variance of an advantage from update to update. Before others have agreed, an update is all noise."""
+        u = self._updates
+        unbiased = math.fsum(self._changes) / len(self._changes) / (1 - self._averaged()) if u > 1 else 0.0
+        return (1 + (u - 1) * unbiased) / u
 
     def _averaged(self) -> float:
         """What of the variance of one update an average of u with weights 1, 2, ..., u has."""
@@ -134,6 +144,7 @@ class Tilt:
             "prior": self._prior,
             "updates": self._updates,
             "advantages": list(self._advantages),
+            "changes": list(self._changes),
             "noise": self._noise,
             "rewards": list(self._rewards),
             "variances": list(self._variances),
@@ -151,10 +162,10 @@ class Tilt:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
         self._prior, self._advantages = list(state["prior"]), list(state["advantages"])
-        self._updates, self._noise = int(state["updates"]), float(state["noise"])
+        self._updates, self._noise, self._changes = int(state["updates"]), float(state["noise"]), list(state["changes"])
         self._rewards, self._variances = list(state["rewards"]), list(state["variances"])
         self._probe_variance = state["variance"]
-        self.signal = self._known_signal()
+        self.signal = self._signal()
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
