@@ -1,12 +1,12 @@
 """A part of a parallel corpus: every k-th training pair, and at most so many dev and test pairs of each language.
 
-For the study's settings with few data, and with datasets that are no translations: those of `--shifted` languages get
-the English line of the pair before, in training only, as a crawl that lost a line has it. SOURCE has a folder
+For the study's settings with few data, and with datasets that are no translations: the training pairs of languages
+given by `--untranslated` have their source in place of the English line, as crawled text often has. SOURCE has a folder
 `<language>-eng` per language with train, dev and test files, `train.<language>` and `train.eng` and so on, line i of
 both being one pair.
 
     python experiments/part_of_corpus.py PATH/OF/tatoeba data/tatoeba-part --every 13 --languages aze,bel,glg
-    python experiments/part_of_corpus.py data/catalogues data/shifted --languages aze,tur,por --shifted tur,por
+    python experiments/part_of_corpus.py data/catalogues data/copies --languages aze,tur --untranslated tur
 """
 
 import argparse
@@ -16,11 +16,6 @@ from pathlib import Path
 def pairs(folder: Path, part: str, language: str) -> list[tuple[str, str]]:
     sides = [(folder / f"{part}.{side}").read_text(encoding="utf-8").splitlines() for side in (language, "eng")]
     return list(zip(*sides, strict=True))
-
-
-def shifted(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The same lines, each with the translation of the one before it."""
-    return [(line, before) for (line, _), (_, before) in zip(lines, lines[-1:] + lines[:-1], strict=True)]
 
 
 def write(folder: Path, part: str, language: str, lines: list[tuple[str, str]]) -> None:
@@ -35,7 +30,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--languages", required=True, help="codes, with commas between them")
-    parser.add_argument("--shifted", default="", help="languages whose training pairs lose their alignment")
+    parser.add_argument("--untranslated", default="", help="languages whose training pairs are copies of their source")
     parser.add_argument("--every", type=int, default=1, help="of so many training pairs one is taken")
     parser.add_argument("--held-out", type=int, default=300, help="dev and test pairs of a language, at most")
     given = parser.parse_args()
@@ -43,8 +38,8 @@ def main() -> None:
         source, target = (folder / f"{language}-eng" for folder in (given.source, given.target))
         train = pairs(source, "train", language)[:: given.every]
         dev, test = (pairs(source, part, language)[: given.held_out] for part in ("dev", "test"))
-        if language in given.shifted.split(","):
-            train = shifted(train)
+        if language in given.untranslated.split(","):
+            train = [(line, line) for line, _ in train]
         for part, lines in (("train", train), ("dev", dev), ("test", test)):
             write(target, part, language, lines)
         print(f"{language}: {len(train)} training pairs, {len(dev)} dev, {len(test)} test")
