@@ -29,7 +29,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import multidds
 from multidds import Balancer, Exp3, Exponentiated, Mixture, MixtureSampler, Replay, Scorer, batches_of, rewards
 
-STEPS = {"under-trained": 800, "data-limited": 800}  # 1.5 and 10 passes over all data
+STEPS = {"under-trained": 800, "unwanted": 800, "data-limited": 800}  # 1.5, 1 and 10 passes over all data
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth
 STATIC: dict[str, float] = {  # temperatures
     "proportional": 1, "temperature-3": 3, "temperature-5": 5, "temperature-10": 10, "uniform": math.inf,

@@ -1,4 +1,4 @@
-"""Eight domains of real text that every machine with this project's environment has, very unequal in size.
+"""Eight domains of real text that every machine with this project's environment has, very unequal in size; and hashes.
 
 Finds files of Python's standard library, of torch and numpy, and the descriptions of installed packages; leaves out
 what it has seen before; cuts test, dev and training text from different files. Knows nothing of models. No download.
@@ -19,11 +19,14 @@ import torch
 
 WINDOW = 128  # bytes that a model reads at once; sizes are numbers of windows
 DEV, TEST = 64, 128  # windows of each domain
+UNWANTED = ("hashes",)  # in training only: no dev set asks for them
+_MANY = {
+    "cpp": 2400, "python": 960, "docstrings": 400, "tables": 220,
+    "manual": 110, "readme": 60, "cmake": 40, "fortran": 24,
+}  # fmt: skip
 REGIMES = {
-    "under-trained": {
-        "cpp": 2400, "python": 960, "docstrings": 400, "tables": 220,
-        "manual": 110, "readme": 60, "cmake": 40, "fortran": 24,
-    },
+    "under-trained": _MANY,
+    "unwanted": _MANY | {"hashes": 2400},
     "data-limited": {
         "cpp": 336, "python": 144, "docstrings": 64, "tables": 32,
         "manual": 24, "readme": 16, "cmake": 12, "fortran": 8,
@@ -57,6 +60,8 @@ def read_corpus(sizes: Mapping[str, int], dev: int = DEV, test: int = TEST) -> C
     left = {domain: iter(_in_random_order(domain)) for domain in sizes}
     for split, found in splits.items():  # all test text first, so that training text never displaces it
         for domain, size in sizes.items():
+            if domain in UNWANTED and split != "train":
+                continue
             wanted = {"test": test, "dev": dev}.get(split, size)
             text, files[split][domain] = _cut(left[domain], wanted * WINDOW + 1, seen)
             if len(text) <= wanted * WINDOW:
@@ -149,6 +154,14 @@ def _readme() -> Iterator[File]:
             yield name, lambda path=path: _after(path, "\n\n")  # type: ignore[misc]
 
 
+def _hashes() -> Iterator[File]:
+    """The lists of files, with their hashes, of installed packages."""
+    for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info/RECORD"):
+        name = path.parent.name.partition("-")[0]
+        if name != "multidds":
+            yield name, lambda path=path: path.read_text(encoding="utf-8", errors="replace")  # type: ignore[misc]
+
+
 def _after(path: Path, mark: str) -> str:
     return path.read_text(encoding="utf-8", errors="replace").partition(mark)[2]
 
@@ -168,4 +181,5 @@ DOMAINS: dict[str, Callable[[], Iterator[File]]] = {
     "readme": _readme,
     "cmake": lambda: _found(_TORCH / "share", "**/*.cmake"),
     "fortran": lambda: _found(_NUMPY / "f2py" / "tests" / "src", "**/*.f*"),
+    "hashes": _hashes,
 }
