@@ -158,6 +158,7 @@ def schedule(config: Config, sizes: Mapping[str, int]) -> list[tuple[int, dict[s
 
 
 def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus) -> Balancer:
+    """model: where it probes."""
     arguments: dict[str, Any] = {}
     if config.method in PAPER:
         arguments = {"scorer": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
@@ -216,7 +217,8 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
     mixture = prior(config, sizes)
     history = schedule(config, sizes)
     learned = config.method in (*PAPER, *OURS)
-    mover = balancer(config, mixture, model, corpus) if learned else Replay(mixture, history)
+    place = averaged.module if config.method in OURS else model
+    mover = balancer(config, mixture, place, corpus) if learned else Replay(mixture, history)
     sampler = MixtureSampler(sizes, mixture, batch_size=config.batch, seed=config.seed)
     windows = torch.cat([corpus.train[name] for name in sizes])
     marks = {config.steps * i // config.curve for i in range(1, config.curve + 1)}

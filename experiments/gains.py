@@ -17,6 +17,9 @@ from multidds.nmt.report.drawing import COLOURS, MARKS, Canvas, Figure, drawn
 
 SIGNALS = {  # what they are called in the files: what a reader calls them
     "loss | mean of cosines | raw | all": "**mean of cosines**, which the default and MultiDDS-S use",
+    "loss | mean of cosines, 512 tokens | raw | all": "the same, with a quarter of the text",
+    "loss | mean of cosines, 8,192 tokens | raw | all": "the same, with four times the text",
+    "loss | mean of cosines, three moments | raw | all": "the same, averaged over three moments, ten steps apart",
     "loss | mean of cosines | averaged | all": "the same, at averaged weights",
     "loss | mean of cosines | raw | without embeddings": "the same, without embeddings",
     "loss | mean of cosines, mixture projected out | raw | all": "the same, the mixture's own gradient projected out",

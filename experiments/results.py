@@ -19,11 +19,12 @@ from domains_table import student
 
 ROOT = Path(__file__).parent.parent
 DEFAULT, ANCHOR, CONTROL = "anchored", "planned", "shuffled"
+WITHOUT = "planned-0"  # the plan without transfer
 RIVALS = (  # what has to be beaten: static and scheduled mixtures that others use
     "proportional", "temperature-3", "temperature-5", "temperature-10", "uniform", "unimax", "proportional-to-uniform",
     "cooldown", "reverse-cooldown",
 )  # fmt: skip
-ORDER = (DEFAULT, ANCHOR, CONTROL, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
+ORDER = (DEFAULT, ANCHOR, WITHOUT, CONTROL, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,19 @@ def summary(settings: Sequence[Setting]) -> list[str]:
     return lines
 
 
+def overall(settings: Sequence[Setting]) -> str:
+    """The mean of the gains over the rivals of the settings with BLEU, and how sure it is."""
+    gains = [one.gain(DEFAULT, one.rival()) for one in settings if DEFAULT in one.runs and one.measure == "bleu"]
+    gain = mean([one[0] for one in gains])
+    around = math.sqrt(math.fsum(((high - low) / 2) ** 2 for _, low, high, _ in gains)) / len(gains)
+    return f"Mean of the {len(gains)} settings in translation: {gain:+.2f} BLEU (± {around:.2f})."
+
+
 def regrets(settings: Sequence[Setting]) -> list[str]:
     """How far every mixture is behind the best of its setting, in per cent of the test score: the price of one choice
     for all settings. Only mixtures that ran in every setting.
     """
-    everywhere = [m for m in ORDER if m != CONTROL and all(m in setting.runs for setting in settings)]
+    everywhere = [m for m in ORDER if m not in (CONTROL, WITHOUT) and all(m in setting.runs for setting in settings)]
     if not everywhere:
         return ["No mixture has run in all of them yet."]
     seeds = {s.name: s.common(everywhere) for s in settings}
@@ -171,6 +180,7 @@ def regrets(settings: Sequence[Setting]) -> list[str]:
 def page(settings: Sequence[Setting], measured: Mapping[str, Sequence[gains.Moment]]) -> str:
     text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8").rstrip() + "\n\n"
     text += "## The default against the best that can be had without learning\n\n" + "\n".join(summary(settings))
+    text += "\n\n" + overall(settings)
     text += (
         "\n\nBLEU points, or per cent of the loss for the language model; positive: the default is better. In brackets "
         "95% intervals: for BLEU over seeds and test sentences (both drawn anew, sentences alike), for losses over "

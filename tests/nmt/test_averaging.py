@@ -98,17 +98,24 @@ def test_a_run_with_an_average_that_was_cut_off_ends_as_one_that_was_not(corpus,
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_balancer_can_probe_at_the_averaged_weights(corpus, monkeypatch, tmp_path):
-    config = small_config(corpus, monkeypatch, "train.average=3")
+@pytest.mark.parametrize(("method", "averaged"), [("anchored", True), ("multidds-s", False)])
+def test_the_default_probes_at_the_averaged_weights(corpus, monkeypatch, tmp_path, method, averaged):
+    """The methods of the paper probe where they are."""
+    config = small_config(corpus, monkeypatch, "train.average=3", f"mixture.method={method}", "mixture.every=4")
     run = Training(config, tmp_path / "run")
     for _ in range(4):
+        assert run.progress.step == 0 or run.balance() is None  # not due
         batches, _, tokens = run.stream.next(run.steps_until_update())
         run.step(batches, tokens)
         run.progress.step += 1
     before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
-    with run.at_averaged_weights():
-        assert not torch.equal(run.model.target_embedding.weight, before["target_embedding.weight"])
-        update = run.balancer.update()
-    assert update.skipped is None
+    state = run.balancer.state_dict()
+    update = run.balance()
     assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
+    run.balancer.load_state_dict(state)
+    with run.at_averaged_weights() if averaged else contextlib.nullcontext():
+        assert run.balancer.step().rewards == update.rewards
+    run.balancer.load_state_dict(state)
+    with contextlib.nullcontext() if averaged else run.at_averaged_weights():
+        assert run.balancer.step().rewards != update.rewards
     run.close()

@@ -59,7 +59,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
 
             if run.schedule is not None:
                 run.schedule.step()
-            if run.balancer is not None and (update := run.balancer.step()):
+            if update := run.balance():
                 at.lap("updates")
                 run.record_update(update, show)
 
@@ -225,6 +225,16 @@ class Training:
     def steps_until_update(self) -> int:
         moving = self.balancer or self.schedule
         return self.config.train.pool if moving is None else moving.steps_until_update
+
+    def balance(self) -> Update | None:
+        """One step of the balancer. The default looks where the steps of training average out, if there is such a
+        place: at single steps what all gradients have in common hides how they differ.
+        """
+        if self.balancer is None:
+            return None
+        due = self.balancer.steps_until_update == 1 and self.config.mixture.method in ("anchored", "shuffled")
+        with self.at_averaged_weights() if due else contextlib.nullcontext():
+            return self.balancer.step()
 
     def record_update(self, update: Update, show: Display) -> None:
         self._record(record_of(update, self.progress.step, self.stream.passes))
