@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .balancer import Balancer
     from .draws import Draws, Order
     from .mixture import Mixture, Replay
+    from .plotting import plot
     from .probing import probe
     from .rivals import Exp3, Exponentiated
     from .sampling import MixtureSampler, interleave
@@ -39,6 +40,7 @@ __all__ = [
     "Update",
     "batches_of",
     "interleave",
+    "plot",
     "priorities",
     "probe",
     "rewards",
@@ -60,6 +62,7 @@ _HOMES = {
     "Update": "update",
     "batches_of": "sources",
     "interleave": "sampling",
+    "plot": "plotting",
     "probe": "probing",
 }
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from .limits import Bounds, Limits
 from .mixture import Mixture, check_mixture
 from .pace import Pace, advice, chosen
 from .plan import planned
+from .plotting import plot
 from .priorities import Priority
 from .probing import Loss, Prober
 from .rewards import Reward
@@ -29,6 +30,9 @@ from .rivals import Exp3, Exponentiated
 from .scorer import Scorer
 from .sources import ProbeSources
 from .update import Update
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Rule: TypeAlias = Scorer | Anchored | Exponentiated | Exp3
 _HISTORY = 100  # updates kept in memory
@@ -207,6 +211,10 @@ class Balancer:
             return "the rewards gave no finite probabilities"
         self.mixture.move(self._limits.applied(dict(zip(self._order, probabilities, strict=True)), step))
         return None
+
+    def plot(self) -> "Figure":
+        """A picture of the mixture from the start on, with rewards and dev losses, as `multidds.plot` draws it."""
+        return plot(self.history, dict(zip(self._order, self._anchor, strict=True)))
 
     def observe(self, name: str) -> None:
         """For "moving-average": tell that .grad now holds a gradient of the dataset `name`. After backward, before
