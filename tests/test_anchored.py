@@ -55,8 +55,10 @@ def test_it_is_the_anchor_times_the_exponential_of_averaged_advantages(prior, se
     errors = [math.sqrt((0.04 + updates * v) / (1 + updates) * factor) for v in own]
     usual = median(rewards) - 2 * median(errors)
     cuts = [1.0] * n
-    if usual > 0 and updates > 2:
+    if updates > 2 and usual > 0:
         cuts = [min(1.0, max(0.02, (r + e) / (usual / 2))) for r, e in zip(rewards, errors, strict=True)]
+    elif updates > 2:
+        cuts = [min(1.0, max(0.02, math.exp(min(0.0, (r + e) / e)))) for r, e in zip(rewards, errors, strict=True)]
     weights = [q * math.exp(0.7 * signal * z) * cut for q, z, cut in zip(prior, average, cuts, strict=True)]
     assert found == pytest.approx([w / sum(weights) for w in weights])
 
@@ -115,6 +117,15 @@ def test_a_dataset_that_certainly_does_not_help_is_cut():
     for _ in range(200):  # and comes back when it helps
         found = rule.step([r + rng.gauss(0, 0.03) for r in (0.28, 0.3, 0.25)], [0.03] * 3)
     assert found[0] > 0.7
+
+
+def test_where_rewards_are_around_nothing_what_certainly_harms_is_cut():
+    """As at averaged weights, where what all gradients have in common is gone."""
+    rng, rule = random.Random(0), Anchored(strength=0.0).started([0.4, 0.3, 0.3])
+    for _ in range(10):
+        found = rule.step([r + rng.gauss(0, 0.01) for r in (-0.03, 0.01, 0.0)], [0.01] * 3)
+    assert found[0] < 0.05
+    assert found[1] == pytest.approx(found[2])
 
 
 @pytest.mark.parametrize(

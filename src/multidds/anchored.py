@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 _FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
-_USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut in proportion
+_USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut
 _SURE = 1.0  # standard errors by which a reward counts as higher than it seems, and twice which what is usual as lower
 _FEW = 3  # updates, before which nothing is cut
 _LEAST = 0.02  # of its share: what is left of a dataset however useless, so that it can show that it has become useful
@@ -97,17 +97,17 @@ class Tilt:
         return [weight / total for weight in weights]
 
     def _cuts(self) -> list[float]:
-        """What is left of every share after datasets that certainly help less than is usual have been cut.
+        """What is left of every share after datasets that certainly do not help have been cut: those whose rewards are
+        less than half of what is usual, or below 0 where it is not known well enough what is usual.
 
         How certain it is, the noise of all probes says at first, and more and more how much the dataset's own rewards
         have varied.
         """
-        errors = self._errors()
-        usual = median(self._rewards) - 2 * _SURE * median(errors)
-        if usual <= 0 or self._updates < _FEW:  # it is not known well enough
+        if self._updates < _FEW:
             return [1.0] * len(self._rewards)
-        highest = [r + _SURE * error for r, error in zip(self._rewards, errors, strict=True)]
-        return [min(1.0, max(_LEAST, high / (_USELESS * usual))) for high in highest]
+        errors = self._errors()
+        bar = _USELESS * max(0.0, median(self._rewards) - 2 * _SURE * median(errors))
+        return [_cut(r + _SURE * e, e, bar) for r, e in zip(self._rewards, errors, strict=True)]
 
     def _errors(self) -> list[float]:
         """The standard errors of the averaged rewards."""
@@ -166,6 +166,13 @@ class Tilt:
         self._rewards, self._variances = list(state["rewards"]), list(state["variances"])
         self._probe_variance = state["variance"]
         self.signal = self._signal()
+
+
+def _cut(highest: float, error: float, bar: float) -> float:
+    """highest: what the reward may be at the most. Below a bar in proportion, below 0 the more the surer it is."""
+    if highest >= bar:
+        return 1.0
+    return max(_LEAST, highest / bar if bar > 0 else math.exp(highest / error) if error > 0 else 0.0)
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
