@@ -52,13 +52,13 @@ def test_it_is_the_anchor_times_the_exponential_of_averaged_advantages(prior, se
     assert rule.signal == pytest.approx(signal, abs=1e-9)
     rewards = [sum(number * one[i] for number, one in enumerate(rounds, start=1)) / total for i in range(n)]
     own = [sum(u * (one[i] - rewards[i]) ** 2 for u, one in enumerate(rounds, start=1)) / total for i in range(n)]
-    errors = [math.sqrt((0.04 + updates * v) / (1 + updates) * factor) for v in own]
+    errors = [math.sqrt(max(0.04, (0.04 + updates * v) / (1 + updates)) * factor) for v in own]
     usual = median(rewards) - 2 * median(errors)
     cuts = [1.0] * n
     if updates > 2 and usual > 0:
         cuts = [min(1.0, max(0.02, (r + e) / (usual / 2))) for r, e in zip(rewards, errors, strict=True)]
     elif updates > 2:
-        cuts = [min(1.0, max(0.02, math.exp(min(0.0, (r + e) / e)))) for r, e in zip(rewards, errors, strict=True)]
+        cuts = [min(1.0, max(0.02, math.exp(min(0.0, (r + 3 * e) / e)))) for r, e in zip(rewards, errors, strict=True)]
     weights = [q * math.exp(0.7 * signal * z) * cut for q, z, cut in zip(prior, average, cuts, strict=True)]
     assert found == pytest.approx([w / sum(weights) for w in weights])
 

@@ -107,14 +107,17 @@ class Tilt:
             return [1.0] * len(self._rewards)
         errors = self._errors()
         bar = _USELESS * max(0.0, median(self._rewards) - 2 * _SURE * median(errors))
-        return [_cut(r + _SURE * e, e, bar) for r, e in zip(self._rewards, errors, strict=True)]
+        if bar > 0:
+            return [min(1.0, max(_LEAST, (r + _SURE * e) / bar)) for r, e in zip(self._rewards, errors, strict=True)]
+        return [_unless_harmful(r + 3 * _SURE * e, e) for r, e in zip(self._rewards, errors, strict=True)]
 
     def _errors(self) -> list[float]:
-        """The standard errors of the averaged rewards."""
+        """The standard errors of the averaged rewards: never less than those of the probes."""
         if self._probe_variance is None:
             return [math.inf] * len(self._rewards)
         u = self._updates
-        return [math.sqrt((self._probe_variance + u * own) / (1 + u) * self._averaged()) for own in self._variances]
+        variances = [(self._probe_variance + u * own) / (1 + u) for own in self._variances]
+        return [math.sqrt(max(self._probe_variance, variance) * self._averaged()) for variance in variances]
 
     def _signal(self) -> float:
         """What of the spread of the averaged advantages is not noise."""
@@ -168,11 +171,9 @@ class Tilt:
         self.signal = self._signal()
 
 
-def _cut(highest: float, error: float, bar: float) -> float:
-    """highest: what the reward may be at the most. Below a bar in proportion, below 0 the more the surer it is."""
-    if highest >= bar:
-        return 1.0
-    return max(_LEAST, highest / bar if bar > 0 else math.exp(highest / error) if error > 0 else 0.0)
+def _unless_harmful(highest: float, error: float) -> float:
+    """highest: what a reward may be at the most. Where that is below 0, the less is left the surer it is."""
+    return 1.0 if highest >= 0 else max(_LEAST, math.exp(highest / error) if error > 0 else 0.0)
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
