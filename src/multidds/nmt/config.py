@@ -209,7 +209,7 @@ class MixtureSettings(Section):
     prior: Literal["planned", "proportional", "temperature", "uniform", "unimax", "explicit"] = "planned"
     schedule: Literal["none", "proportional-to-uniform", "cooldown", "reverse-cooldown"] = "none"
     strength: AtLeast0 = 0.5
-    transfer: Share = 0.05
+    transfer: Share = 0.0
     temperature: Above0 = 5.0
     max_passes: Above0 = 4.0
     probabilities: dict[str, float] = {}
