@@ -19,12 +19,12 @@ from domains_table import student
 
 ROOT = Path(__file__).parent.parent
 DEFAULT, ANCHOR, CONTROL = "anchored", "planned", "shuffled"
-WITHOUT = "planned-0"  # the plan without transfer
+TRIALS = ("anchored-transfer", "planned-transfer")  # translation planned with the transfer of the language model
 RIVALS = (  # what has to be beaten: static and scheduled mixtures that others use
     "proportional", "temperature-3", "temperature-5", "temperature-10", "uniform", "unimax", "proportional-to-uniform",
     "cooldown", "reverse-cooldown",
 )  # fmt: skip
-ORDER = (DEFAULT, ANCHOR, WITHOUT, CONTROL, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
+ORDER = (DEFAULT, ANCHOR, CONTROL, *TRIALS, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def regrets(settings: Sequence[Setting]) -> list[str]:
     """How far every mixture is behind the best of its setting, in per cent of the test score: the price of one choice
     for all settings. Only mixtures that ran in every setting.
     """
-    everywhere = [m for m in ORDER if m not in (CONTROL, WITHOUT) and all(m in setting.runs for setting in settings)]
+    everywhere = [m for m in ORDER if m not in (CONTROL, *TRIALS) and all(m in setting.runs for setting in settings)]
     if not everywhere:
         return ["No mixture has run in all of them yet."]
     seeds = {s.name: s.common(everywhere) for s in settings}
