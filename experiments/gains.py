@@ -67,6 +67,8 @@ def table(moments: Sequence[Moment]) -> list[str]:
     lines[0] += " | two probes |"
     lines.append("|---|---|---|---|")
     for signal, words in SIGNALS.items():
+        if not all(signal in moment["signals"] for moment in moments):
+            continue
         cells = []
         for measure in MEASURES:
             found = correlations(moments, signal, measure)
