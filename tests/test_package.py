@@ -66,7 +66,6 @@ MAY_IMPORT = {
         "sources",
         "sweep",
         "table",
-        "wrappers",
     },
     "balancer": {
         "anchored",

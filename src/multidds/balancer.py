@@ -66,8 +66,8 @@ class Balancer:
         else 1; with `every=None` 2 to 8, by the budget. More of them make less noise, and cost more.
     total_batches: the same over all processes, instead of `batches`: the mixture is then the same with any number of
         them, which share the batches out.
-    share_out: whether processes may take the gradients of different datasets; they do where that is faster and they
-        draw the same batches (docs/method.md). False where loss(model, batch) itself talks to the other processes.
+    share_out: whether processes may take the gradients of different datasets; they do where all draw the same batches
+        and no loss needs the other processes (docs/method.md). False: all take every gradient together.
     mode: "train" or "eval": whether dropout and the like are on in probes.
     step_ahead: a step size for the step-ahead of Algorithm 1, which costs n + n * K passes; None: no step ahead.
     sketch: None: no table. "exact" or a number of buckets, such as 2**16: each update has its table of inner products.

@@ -23,12 +23,11 @@ from .gradients import Gradient
 from .metric import AdamMetric
 from .probing import Numbered, Prober
 from .rewards import Reward, multidds, multidds_s, redraw_noise
-from .sharing import Sharing, digest, owners_of
+from .sharing import Sharing, alike_on_all, owners_of
 from .sketch import Sketcher
 from .sources import ProbeSources
 from .sweep import Direction, Findings, Losses, Taken, sweep
 from .table import Halves, Table, sketcher_of
-from .wrappers import communicates
 
 # {name: does v sum the dev gradients themselves, or their directions?}
 STABILIZED = {"multidds": False, "multidds-s": True, "moving-average": False}
@@ -206,23 +205,13 @@ class Estimator:
         return Sharing(prober.replicas, owners, prober.params, prober.alone)
 
     def _known_alike(self) -> dict[str, set[str]]:
-        """The sets of each role that any rank can take. Looked up once, by what the ranks draw from them."""
-        prober = self._prober
-        if not self._share_out or prober.replicas.size == 1 or communicates(prober.model):
+        """The sets of each role that any rank can take. Looked up once."""
+        prober, sources = self._prober, self._sources
+        if not self._share_out or prober.replicas.size == 1 or prober.layout.sharded:
             return {"train": set(), "dev": set()}
         if self._alike is None:
-            with prober.replicas.failing_together():
-                mine = {
-                    role: {name: digest(self._sources.example(role, name)) for name in names}
-                    for role, names in (("train", self._names), ("dev", self._dev_names))
-                }
-            everyones = prober.replicas.gathered(mine)
-            self._alike = {
-                role: {
-                    name for name, own in by_name.items() if own and all(each[role][name] == own for each in everyones)
-                }
-                for role, by_name in mine.items()
-            }
+            names = {"train": self._names, "dev": self._dev_names}
+            self._alike = alike_on_all(prober.replicas, names, sources.example, sources.trial, prober.talks)
         return self._alike
 
     def _dev_alike(self) -> bool:

@@ -19,7 +19,7 @@ from .randomness import derive, preserved, seed_all
 from .replicas import Replicas
 from .sweep import Losses, Taken, sweep
 from .table import Table, sketcher_of
-from .wrappers import layout_of, resharded, set_aside, unwrapped
+from .wrappers import Listener, layout_of, resharded, set_aside, unwrapped
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of all replicas
@@ -106,7 +106,7 @@ class Prober:
 
     @contextmanager
     def _put_back(self) -> Iterator[None]:
-        grads = [(p, p.grad) for p in self.model.parameters()]
+        grads = self._grads = [(p, p.grad) for p in self.model.parameters()]
         flags = _flags(self.model)
         self._buffers = [
             (module, [(name, b, None if b is None else b.clone()) for name, b in module._buffers.items()])
@@ -125,7 +125,7 @@ class Prober:
             for p, grad in grads:
                 p.grad = grad
             self._restore_buffers()
-            del self._buffers
+            del self._buffers, self._grads
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -189,6 +189,14 @@ class Prober:
                     losses.append(self._checked_loss(key, batch, self._loss))
         _set_flags(flags)
         return self._mean(losses, total / self.replicas.size)
+
+    def talks(self, role: str, name: str, batch: Any) -> bool:
+        """Whether the loss of a batch needs other processes than this one. One forward pass."""
+        key = (role, name, 0)
+        listener = Listener()
+        with self._seeded(key, 0), listener:
+            self._checked_loss(key, batch, self._dev_loss if role == "dev" else self._loss)
+        return listener.heard
 
     def combine(self, sketches: Iterable[Tensor]) -> None:
         """Make sketches of what this rank has found of a gradient those of the whole mean gradient, in place."""
@@ -269,7 +277,7 @@ class Prober:
         return gradient
 
     def _clear(self) -> None:
-        for p in self.model.parameters():
+        for p, _ in self._grads:  # a model of FSDP2 may have others after a pass, which are gathered
             p.grad = None
 
     def _restore_buffers(self) -> None:

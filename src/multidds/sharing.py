@@ -34,8 +34,37 @@ def owners_of(names: Sequence[str], alike: Iterable[str], batches: int, ranks: i
     return {name: place % ranks for place, name in enumerate(shared)}
 
 
+def alike_on_all(
+    replicas: Replicas,
+    names: Mapping[str, Sequence[str]],
+    example: Callable[[str, str], Any],
+    trial: Callable[[str, str], Any],
+    talks: Callable[[str, str, Any], bool],
+) -> dict[str, set[str]]:
+    """{role: the sets that any rank can take}: all ranks draw the same from them, and no loss needs the other ranks.
+
+    names: {role: sets}. example: (role, name) -> something to compare. trial: (role, name) -> a batch. talks: (role,
+    name, batch) -> whether the loss of the batch needs other ranks; asked for one set of each role.
+    """
+    with replicas.failing_together():
+        mine = {role: {name: digest(example(role, name)) for name in sets} for role, sets in names.items()}
+    everyones = replicas.gathered(mine)
+    alike = {
+        role: {name for name in of if of[name] and all(each[role][name] == of[name] for each in everyones)}
+        for role, of in mine.items()
+    }
+    heard = False
+    with replicas.failing_together():
+        for role, sets in names.items():
+            for first in [name for name in sets if name in alike[role]][:1]:
+                heard |= talks(role, first, trial(role, first))
+    return {role: set() for role in names} if any(replicas.gathered(heard)) else alike
+
+
 def digest(value: Any) -> str | None:
-    """A few letters that are equal for equal batches; None where it cannot be told what is in them."""
+    """A few letters that are equal for equal values; None where it cannot be told what is in them, or nothing is."""
+    if value is None:
+        return None
     found = hashlib.blake2b(digest_size=16)
     try:
         for part in _contents(value):

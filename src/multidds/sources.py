@@ -31,6 +31,9 @@ class Source(Protocol):
     def example(self) -> Any:
         """Part of the data, always the same; None: the source has nothing like that. Nothing moves."""
 
+    def trial(self) -> Any:
+        """A batch, where there is an example. Nothing moves."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -85,6 +88,10 @@ class ProbeSources:
         None where that cannot be known: a source that keeps its own place or is cut into shards may differ later.
         """
         return self._opened[role][name].example()
+
+    def trial(self, role: str, name: str) -> Any:
+        """A batch to try something on; nothing moves."""
+        return self._opened[role][name].trial()
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {
@@ -158,6 +165,8 @@ class _Function:
     def example(self) -> Any:
         return self.draw((0, 0))
 
+    trial = example
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -202,6 +211,10 @@ class _Loop:
                 return len(data), data[0], data[len(data) - 1]
             except (TypeError, KeyError, IndexError):  # indices of another kind
                 return None
+
+    def trial(self) -> Any:
+        with isolated(derive(*self._key, "example"), generators=self._generators()):
+            return next(iter(self._iterable))
 
     def _next(self) -> Any:
         # One seed per batch, not per pass: a resumed pass needs no random state but the two numbers.

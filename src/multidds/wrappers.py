@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .checks import refuse
 from .shards import Shards, Whole
@@ -123,9 +124,16 @@ def set_aside(model: nn.Module) -> Iterator[None]:
         module.unshard()
 
 
-def communicates(model: nn.Module) -> bool:
-    """Whether a pass of this model needs the other ranks."""
-    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()) or bool(fsdp_modules(model))
+class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hears whether code in its block talks to other processes through torch.distributed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.heard = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard |= func.namespace in ("c10d", "c10d_functional", "_c10d_functional")
+        return func(*args, **(kwargs or {}))
 
 
 def _groups(module: Any) -> list[Any]:
