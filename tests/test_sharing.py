@@ -54,7 +54,7 @@ class Stateful:
 
     def __next__(self):
         self._place = (self._place + 1) % len(self._data)
-        return self._data[self._place : self._place + 1]
+        return self._data[self._place]
 
     def state_dict(self):
         return {"place": self._place}
@@ -105,7 +105,10 @@ class Counted:
 
 
 def check_both_ways_agree(rank, folder):
-    for kind, case in itertools.product(("function", "loader", "list"), CASES):
+    of_kinds = (
+        [("function", case) for case in CASES] + [("loader", case) for case in CASES[1:4:2]] + [("list", CASES[0])]
+    )
+    for kind, case in of_kinds:
         train, dev = sources(kind, data(0, NAMES)), sources(kind, data(20, DEV))
         shared, together = (make(train, dev, batches=2, share_out=share_out, **case) for share_out in (True, False))
         apart = found(shared)
@@ -146,14 +149,18 @@ def check_every_rank_has_as_much_to_do(rank, folder):
 
 def check_data_that_differ_are_taken_together(rank, folder):
     own = data(0, NAMES, rank)
-    distributed = [DistributedSampler(d, WORLD_SIZE, rank) for d in own.values()]
-    loaders = {name: DataLoader(own[name], 4, sampler=s) for name, s in zip(NAMES, distributed, strict=True)}
-    stateful = {name: Stateful(list(DataLoader(d, 4))) for name, d in own.items()}
-    for train in (sources("function", own), sources("loader", own), sources("list", own), loaders):
-        ways = [make(train, reward="multidds", share_out=share_out) for share_out in (True, False)]
-        close_to(*map(found, ways))
-    compute = Counted()
-    make({"a": stateful["a"]}, reward="multidds", compute=compute).step()
+
+    def distributed():
+        return {name: DataLoader(d, 4, sampler=DistributedSampler(d, WORLD_SIZE, rank)) for name, d in own.items()}
+
+    def stateful():
+        return {name: Stateful(list(DataLoader(d, 4))) for name, d in data(0, NAMES).items()}
+
+    for train in (*(lambda k=kind: sources(k, own) for kind in ("function", "loader", "list")), distributed, stateful):
+        ways = [make(train(), sources("list", data(20, DEV)), share_out=share_out) for share_out in (True, False)]
+        apart = found(ways[0])
+        close_to(apart, found(ways[1]))
+        assert same_everywhere(apart)
 
 
 def check_a_loss_that_needs_all_ranks_is_taken_together(rank, folder):
@@ -258,7 +265,7 @@ def one_rank(rank, folder):
 
 @pytest.mark.slow
 def test_gradients_that_are_shared_out_are_those_of_one_process(tmp_path):
-    torch.multiprocessing.spawn(one_rank, (tmp_path,), nprocs=WORLD_SIZE)
+    torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=WORLD_SIZE, start_method="fork")
     for check in CHECKS:
         assert all((tmp_path / f"{check.__name__}{rank}").exists() for rank in range(WORLD_SIZE))
     close_to(json.loads((tmp_path / "in_all0.json").read_text()), [in_all(total) for total in (1, 2, 4)])
