@@ -19,7 +19,7 @@ from .randomness import derive, preserved, seed_all
 from .replicas import Replicas
 from .sweep import Losses, Taken, sweep
 from .table import Table, sketcher_of
-from .wrappers import Listener, layout_of, resharded, set_aside, unwrapped
+from .wrappers import Listener, layout_of, parameters_of, resharded, set_aside, unwrapped
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of all replicas
@@ -48,10 +48,9 @@ class Prober:
 
     def meet_parameters(self) -> None:
         """Take the trainable parameters, or those of them that were chosen, as they are now."""
-        resharded(self.model)
         trainable, chosen = self._trainable(), self._chosen
         if chosen is not None:
-            if chosen - set(self.model.parameters()):
+            if chosen - set(parameters_of(self.model).values()):
                 raise ValueError(f"{self._owner}: params must be parameters of the model, but some are not.")
             trainable = {p: name for p, name in trainable.items() if p in chosen}
         if not trainable:
@@ -64,7 +63,7 @@ class Prober:
         self.replicas = Replicas(self.params[0].device, self._group)
 
     def _trainable(self) -> dict[Tensor, str]:
-        return {p: name for name, p in self.model.named_parameters() if p.requires_grad}
+        return {p: name for name, p in parameters_of(self.model).items() if p.requires_grad}
 
     def _refuse_hooks(self) -> None:
         for p, name in zip(self.params, self.names, strict=True):
@@ -87,7 +86,7 @@ class Prober:
     @property
     def knows_the_parameters(self) -> bool:
         """False where some were replaced or unfrozen since its construction."""
-        replaced = set(self.params) - set(self.model.parameters())
+        replaced = set(self.params) - set(parameters_of(self.model).values())
         return not replaced and (self._chosen is not None or not set(self._trainable()) - set(self.params))
 
     @contextmanager

@@ -91,6 +91,13 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if "FSDPModule" in _bases(module)]
 
 
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """{name: parameter} as the optimizer has them: shards, also where a forward pass has left them gathered."""
+    params = [param for module in fsdp_modules(model) for group in _groups(module) for param in group.fsdp_params]
+    shards = {id(getattr(param, "_unsharded_param", None)): param.sharded_param for param in params}
+    return {name: shards.get(id(p), p) for name, p in model.named_parameters()}
+
+
 def resharded(model: nn.Module) -> None:
     """The parameters of a model are its shards again, also where a forward pass has left them gathered."""
     for module in fsdp_modules(model):
