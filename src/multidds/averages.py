@@ -1,24 +1,30 @@
 """Moving averages of the gradients of n datasets, as DDS kept them: n gradients of memory (appendix A.1)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .gradients import Gradient
+from .gradients import Gradient, wide
+from .shards import Whole
 
 
 class MovingAverages:
     """The mean of a dataset's gradients with weights 1, decay, decay^2, ... from the newest back."""
 
-    def __init__(self, params: Mapping[str, Tensor], decay: float) -> None:
+    def __init__(self, params: Mapping[str, Tensor], decay: float, layout: Whole, names: Iterable[str] = ()) -> None:
+        """params: what the gradients are of; layout: where their elements are. names: of datasets whose averages are
+        there from the beginning, as zero, so that a state has one form at any time.
+        """
         if not 0 <= decay < 1:
             raise ValueError(f"Balancer: decay must be at least 0 and below 1, but it is {decay}.")
-        self._params, self._decay = dict(params), decay
+        self._params, self._decay, self._layout = dict(params), decay, layout
         self._averages: dict[str, list[Tensor]] = {}
         self._counts: dict[str, Tensor] = {}  # finite gradients so far
         self._observed: set[str] = set()
+        for name in names:
+            self._begin(name)
 
     def __getitem__(self, name: str) -> Gradient:
         return list(self._averages[name])
@@ -37,13 +43,10 @@ class MovingAverages:
 
     def add(self, name: str, gradient: Gradient) -> None:
         if name not in self._averages:
-            self._averages[name] = [
-                torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self._params.values()
-            ]
-            self._counts[name] = torch.zeros((), dtype=torch.int64, device=self._averages[name][0].device)
+            self._begin(name)
         averages = self._averages[name]
         sums = [g.sum(dtype=a.dtype) for g, a in zip(gradient, averages, strict=True) if g is not None]
-        finite = torch.stack([each.to(sums[0].device) for each in sums]).isfinite().all()
+        finite = self._layout.total(torch.stack([each.to(sums[0].device) for each in sums])).isfinite().all()
         count = self._counts[name].add_(finite.to(self._counts[name].device))
         # The share of the newest that keeps the weights summing to 1: 1 at first, 1 - decay in the long run.
         share = (1 - self._decay) / (1 - self._decay ** count.clamp(min=1).to(averages[0].dtype))
@@ -51,6 +54,12 @@ class MovingAverages:
             value = torch.zeros_like(average) if g is None else g.detach().to_dense().to(average.dtype)
             # lerp from a to a is a, bit for bit; a NaN times a weight of 0 would not be.
             average.lerp_(torch.where(finite.to(average.device), value, average), share.to(average))
+
+    def _begin(self, name: str) -> None:
+        self._averages[name] = [
+            torch.zeros_like(self._layout.local(p), dtype=wide(p.dtype)) for p in self._params.values()
+        ]
+        self._counts[name] = torch.zeros((), dtype=torch.int64, device=self._averages[name][0].device)
 
     def state_dict(self) -> dict[str, Any]:
         """The plain values; `tensors` are the rest."""
@@ -60,11 +69,14 @@ class MovingAverages:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """{"average.3.PARAMETER": copy}, where 3 is the place of the dataset among the sorted names of the counts."""
+        """{"average.3.PARAMETER": copy}, where 3 is the place of the dataset among the sorted names of the counts.
+
+        Of a sharded model, shards: DTensors that are laid out as its parameters are.
+        """
         return {
-            f"average.{place}.{key}": average.clone()
+            f"average.{place}.{key}": self._layout.like(i, average.clone())
             for place, name in enumerate(sorted(self._averages))
-            for key, average in zip(self._params, self._averages[name], strict=True)
+            for i, (key, average) in enumerate(zip(self._params, self._averages[name], strict=True))
         }
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -73,8 +85,8 @@ class MovingAverages:
             raise ValueError("Balancer: the moving averages of the state are of other parameters.")
         for place, name in enumerate(names):
             averages[name] = [
-                tensors[f"average.{place}.{key}"].to(p.device, torch.promote_types(p.dtype, torch.float32), copy=True)
-                for key, p in self._params.items()
+                self._layout.part(i, tensors[f"average.{place}.{key}"]).to(p.device, wide(p.dtype), copy=True)
+                for i, (key, p) in enumerate(self._params.items())
             ]
         self._averages, self._observed = averages, set(state["observed"])
         self._counts = {name: torch.tensor(state["counts"][name], device=a[0].device) for name, a in averages.items()}

@@ -64,6 +64,10 @@ class Balancer:
     bounds: {name: (low, high)}: limits of shares, which every rule keeps.
     batches: probe batches per dataset and dev set, per process. None: 2 with Anchored, which compares their halves,
         else 1; with `every=None` 2 to 8, by the budget. More of them make less noise, and cost more.
+    total_batches: the same over all processes, instead of `batches`: the mixture is then the same with any number of
+        them, which share the batches out.
+    share_out: whether processes may take the gradients of different datasets; they do where all draw the same batches
+        and no loss needs the other processes (docs/method.md). False: all take every gradient together.
     mode: "train" or "eval": whether dropout and the like are on in probes.
     step_ahead: a step size for the step-ahead of Algorithm 1, which costs n + n * K passes; None: no step ahead.
     sketch: None: no table. "exact" or a number of buckets, such as 2**16: each update has its table of inner products.
@@ -76,6 +80,8 @@ class Balancer:
     memory of one parameter-sized vector. It leaves the model, its gradients and all random states as they were.
     `docs/method.md` explains the rules and connects all of this with the paper.
     """
+
+    history: deque[Update]  # the last updates, without their tables
 
     def __init__(
         self,
@@ -97,6 +103,8 @@ class Balancer:
         max_passes: float | Mapping[str, float] | None = None,
         bounds: Bounds | None = None,
         batches: int | None = None,
+        total_batches: int | None = None,
+        share_out: bool = True,
         mode: str = "train",
         step_ahead: float | None = None,
         sketch: int | str | None = None,
@@ -106,27 +114,25 @@ class Balancer:
         seed: int = 0,
     ) -> None:
         _check_data(mixture, train, dev)
-        _check_choices(loss, dev_loss, reward, scorer, sketch, seed)
-        check_step_ahead("Balancer", step_ahead)
+        _check_choices(loss, dev_loss, reward, scorer, sketch, step_ahead, seed)
         rule = scorer or (Anchored() if reward is None else Scorer())
         comparing = isinstance(rule, Anchored)  # halves of its probes
         looks = len(train) * (1 + len(dev)) if step_ahead else len(train) + len(dev)
-        pace = _pace(looks, every, steps, budget, batches, comparing)
         self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
-        reward = "multidds-s" if reward is None else reward
+        each = _batches_of_each(batches, total_batches, self._prober.replicas.size)
+        pace = _pace(looks, every, steps, budget, each, comparing)
+        reward = reward or "multidds-s"
         _check_model(self._prober, mixture, dev, reward, sketch, step_ahead)
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
-        choices: dict[str, Any] = {"reward": reward, "step_ahead": step_ahead, "sketch": sketch, "decay": decay}
-        choices |= {"batches": pace.batches, "optimizer": optimizer, "noise": comparing, "dev_names": dev}
-        self._estimator = Estimator(mixture.names, self._prober, sources, **choices)
+        probes: dict[str, Any] = {"batches": pace.batches, "total": total_batches, "share_out": share_out}
+        probes |= {"step_ahead": step_ahead, "sketch": sketch, "decay": decay, "optimizer": optimizer}
+        self._estimator = Estimator(mixture.names, dev, self._prober, sources, reward, noise=comparing, **probes)
         self.mixture, self.every, self.priority = mixture, pace.every, priority
         self._limits = Limits(mixture.names, bounds, sizes, examples, steps, max_passes)
         self._order = sorted(mixture.names)  # of the rule: a state fits whatever order the datasets are given in
         self._prior = [mixture[name] for name in self._order]
-        self._anchor = self._start(rule, sizes, examples, dev)
-        self._rule = rule.started(self._prior)
-        self._steps, self._frozen = 0, False
-        self.history: deque[Update] = deque(maxlen=_HISTORY)  # the last updates, without their tables
+        self._anchor, self._rule = self._start(rule, sizes, examples, dev), rule.started(self._prior)
+        self._steps, self._frozen, self.history = 0, False, deque(maxlen=_HISTORY)
 
     def _start(
         self,
@@ -291,7 +297,13 @@ def _check_data(mixture: Mixture, train: Mapping[str, Any], dev: Mapping[str, An
 
 
 def _check_choices(
-    loss: object, dev_loss: object, reward: object, scorer: object, sketch: object, seed: object
+    loss: object,
+    dev_loss: object,
+    reward: object,
+    scorer: object,
+    sketch: object,
+    step_ahead: float | None,
+    seed: object,
 ) -> None:
     for word, given in (("loss", loss), ("dev_loss", dev_loss)):
         if not callable(given) and (given is not None or word == "loss"):
@@ -309,13 +321,25 @@ def _check_choices(
         raise ValueError(
             f"Balancer: reward must be one of {', '.join(map(repr, STABILIZED))} or a function, got {reward!r}."
         )
+    check_step_ahead("Balancer", step_ahead)
+
+
+def _batches_of_each(batches: int | None, total: int | None, processes: int) -> float | None:
+    """Probe batches per process; a fraction where there are more processes than batches."""
+    given = {"batches": batches, "total_batches": total}
+    check_whole("Balancer", **{word: value for word, value in given.items() if value is not None})
+    if batches is not None and total is not None:
+        raise ValueError(
+            f"Balancer: give batches={batches}, of each process, or total_batches={total}, of all, but not both."
+        )
+    return batches if total is None else total / processes
 
 
 def _pace(
-    looks: int, every: int | None, steps: int | None, budget: float, batches: int | None, comparing: bool
+    looks: int, every: int | None, steps: int | None, budget: float, batches: float | None, comparing: bool
 ) -> Pace:
     """When updates come; says what was chosen, and what to do where it is not enough."""
-    given = {"every": every, "steps": steps, "batches": batches}
+    given = {"every": every, "steps": steps}
     check_whole("Balancer", **{word: value for word, value in given.items() if value is not None})
     if not 0 < budget <= 100:
         raise ValueError(f"Balancer: budget must be positive, probe batches per training batch, but it is {budget}.")

@@ -7,6 +7,7 @@ rewards do to the mixture is the rule's, and when is the balancer's.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,10 +19,11 @@ from . import priorities
 from .alignment import Alignment
 from .averages import MovingAverages
 from .checks import check_names
-from .gradients import Gradient, norm
+from .gradients import Gradient
 from .metric import AdamMetric
-from .probing import Prober
+from .probing import Numbered, Prober
 from .rewards import Reward, multidds, multidds_s, redraw_noise
+from .sharing import Sharing, alike_on_all, owners_of
 from .sketch import Sketcher
 from .sources import ProbeSources
 from .sweep import Direction, Findings, Losses, Taken, sweep
@@ -55,12 +57,14 @@ class Estimator:
     def __init__(
         self,
         names: Iterable[str],
+        dev_names: Iterable[str],
         prober: Prober,
         sources: ProbeSources,
-        *,
-        dev_names: Iterable[str],
         reward: str | Reward,
-        batches: int,
+        *,
+        batches: float,
+        total: int | None,
+        share_out: bool,
         step_ahead: float | None,
         sketch: int | str | None,
         decay: float,
@@ -69,25 +73,42 @@ class Estimator:
     ) -> None:
         self._names, self._dev_names = tuple(names), tuple(dev_names)
         self._prober, self._sources = prober, sources
-        self._reward, self._batches, self._step_ahead, self._sketch = reward, batches, step_ahead, sketch
+        self._reward, self._step_ahead, self._sketch = reward, step_ahead, sketch
+        self._batches, self._given_total = batches, total
+        self._total = self._over_all_ranks()
+        self._share_out = share_out and reward != "moving-average"  # whose state is the same on every rank
+        if sketch == "exact" and step_ahead is None:  # whole gradients are not sent
+            self._share_out = False
+        self._alike: dict[str, set[str]] | None = None  # the sets of each role that are the same on every rank
         self._sketcher = sketcher_of(sketch)
         self._optimizer, self._decay = optimizer, decay
         # Halves of a probe say how noisy it is, where a reward is a function of gradients that were just taken.
         plain = step_ahead is None and optimizer is None and reward != "moving-average"
-        self._noise_sketcher = (
-            Sketcher(_NOISE_BUCKETS) if noise and plain and batches * prober.replicas.size > 1 else None
-        )
+        compared = self._total // (prober.replicas.size if prober.layout.sharded else 1)
+        self._noise_sketcher = Sketcher(_NOISE_BUCKETS) if noise and plain and compared > 1 else None
         self._meet_parameters()
         self._priority: priorities.Priority = "regular"
         self._dev_losses: dict[str, float] | None = None
         self._rounds = 0
+
+    def _over_all_ranks(self) -> int:
+        """Probe batches of each dataset and dev set, over all ranks that there are now."""
+        size = self._prober.replicas.size
+        total = self._given_total or int(self._batches * size)
+        if self._prober.layout.sharded and total % size:
+            raise ValueError(
+                f"Balancer: total_batches must be a multiple of the {size} ranks that hold shards, but it is {total}."
+            )
+        return total
 
     def _meet_parameters(self) -> None:
         prober = self._prober
         self._metric = None if self._optimizer is None else AdamMetric(self._optimizer, prober)
         self._averages = None
         if self._reward == "moving-average":
-            self._averages = MovingAverages(dict(zip(prober.names, prober.params, strict=True)), self._decay)
+            known = self._names if prober.layout.sharded else ()
+            params = dict(zip(prober.names, prober.params, strict=True))
+            self._averages = MovingAverages(params, self._decay, prober.layout, known)
 
     def meet_new_parameters(self) -> None:
         self._prober.meet_parameters()
@@ -129,35 +150,82 @@ class Estimator:
 
     def estimate(self, agreed: Mapping[str, Any]) -> Estimate:
         """One round of probes. agreed: {what: value} that must be the same on every rank, or nothing is right."""
-        with self._prober.invisible():
+        prober = self._prober
+        with prober.invisible():
+            self._total = self._over_all_ranks()
             self._check_replicas(agreed)
             dev_batches = self._dev_batches()
             ranking = self._ranking(dev_batches)
             weights = self._weights(ranking)
             losses, findings = Losses(len(self._names) if self._step_ahead else 1), Findings(weights)
             findings.check("loss", "dev set", ranking)
-            direction = None if callable(self._reward) else Direction(weights, STABILIZED[self._reward])
+            stabilized = None if callable(self._reward) else STABILIZED[self._reward]
+            direction = None if stabilized is None else Direction(weights, stabilized, prober.layout)
             table = None if self._sketch is None else self._new_table()
             halves = self._new_halves()
             after_each = None if halves is None else halves.after_each
+            dev = self._dev_gradients(dev_batches, weights, after_each)
+            sharing = self._sharing(list(dev))
             sweep(
-                self._dev_gradients(dev_batches, weights, after_each),
+                dev,
                 self._train_gradients(findings, after_each),
                 [each for each in (losses, findings, direction, table, halves) if each is not None],
-                ahead=partial(self._prober.moved, step=self._step_ahead) if self._step_ahead else None,
+                layout=prober.layout,
+                sharing=sharing,
+                ahead=partial(prober.moved, step=self._step_ahead) if self._step_ahead else None,
                 metric=None if self._metric is None else self._metric.applied,
             )
+            if sharing is not None:
+                self._skip_others(sharing)
+                losses.arrange(self._dev_names, self._names)
+                findings.arrange(self._dev_names, self._names)
         self._rounds += 1
         alignment = None if table is None else table.alignment(losses, self._names)
         rewards = self._rewards(direction, alignment, weights)
         findings.check("reward", "dataset", rewards)
         noise = {} if halves is None else self._noise(*halves.alignments(losses, self._names), weights)
-        notes = [f"{what} is zero: its cosine counts as 0" for what in dict.fromkeys(findings.zero)]
+        notes = [f"{what} is zero: its cosine counts as 0" for what in findings.zero]
         if direction is not None and direction.cancelled:
             notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
         return Estimate(
             rewards, noise, losses.of_dev, losses.of_train, weights, alignment, findings.trouble(), tuple(notes)
         )
+
+    def _sharing(self, dev: list[str]) -> Sharing | None:
+        """Who takes which gradients; None: all ranks take all of them, together. dev: the dev sets to be taken."""
+        prober, alike = self._prober, self._known_alike()
+        if not any(alike.values()):
+            return None
+        size = prober.replicas.size
+        owners = {"train": owners_of(self._names, alike["train"], self._total, size)}
+        if self._step_ahead is None and not self._ranks_by_probe():  # else every rank has all dev batches, or its part
+            owners["dev"] = owners_of(dev, alike["dev"], self._total, size)
+        elif self._step_ahead and not self._dev_alike():
+            return None
+        return Sharing(prober.replicas, owners, prober.params, prober.alone)
+
+    def _known_alike(self) -> dict[str, set[str]]:
+        """The sets of each role that any rank can take. Looked up once."""
+        prober, sources = self._prober, self._sources
+        if not self._share_out or prober.replicas.size == 1 or prober.layout.sharded:
+            return {"train": set(), "dev": set()}
+        if self._alike is None:
+            names = {"train": self._names, "dev": self._dev_names}
+            self._alike = alike_on_all(prober.replicas, names, sources.example, sources.trial, prober.talks)
+        return self._alike
+
+    def _dev_alike(self) -> bool:
+        """Whether one rank can take all dev sets, as it must for a step ahead on a dataset of its own."""
+        return self._known_alike()["dev"] == set(self._dev_names)
+
+    def _skip_others(self, sharing: Sharing) -> None:
+        """Sources that have a place go past what other ranks have taken."""
+        with self._prober.replicas.failing_together():
+            for role in ("dev", "train"):
+                for name in sharing.of(role):
+                    if not sharing.mine(role, [name]):
+                        for _ in self._sources.batches(role, name, self._rounds, range(0), self._total):
+                            pass
 
     def _check_replicas(self, agreed: Mapping[str, Any]) -> None:
         """Ranks that disagree would average gradients of different things, wait for each other, or drift apart."""
@@ -166,7 +234,7 @@ class Estimator:
             "dev sets, or another order of them": self._dev_names,
             "priorities": "a function" if callable(self._priority) else self._priority,
             "dev_losses (set them on every rank)": self._dev_losses,
-            "seeds, batches or numbers of updates": (self._prober.seed, self._batches, self._rounds),
+            "seeds, batches or numbers of updates": (self._prober.seed, self._total, self._rounds),
             **agreed,
         }
         first, *others = self._prober.replicas.gathered(mine)
@@ -174,27 +242,35 @@ class Estimator:
             if any(other[what] != value for other in others):
                 raise ValueError(f"Balancer: the ranks have different {what}.")
 
-    def _batches_of(self, role: str, name: str) -> Iterator[Any]:
-        replicas = self._prober.replicas
-        return self._sources.batches(role, name, self._rounds, self._batches, replicas.rank, replicas.size)
+    def _batches_of(self, role: str, name: str) -> Iterator[Numbered]:
+        return self._sources.batches(role, name, self._rounds, self._prober.numbers(self._total), self._total)
 
-    def _dev_batches(self) -> dict[str, Iterable[Any]]:
-        """Drawn one dev set at a time, or kept where step-ahead or a ranking needs them more than once."""
-        lazily: dict[str, Iterable[Any]] = {name: self._batches_of("dev", name) for name in self._dev_names}
+    def _dev_batches(self) -> dict[str, list[Numbered]]:
+        """Where step-ahead or a ranking needs them more than once; else they are drawn one dev set at a time.
+
+        For steps ahead on datasets that are shared out, a rank needs the batches of all.
+        """
         if self._step_ahead is None and not self._ranks_by_probe():
-            return lazily
-        with self._prober.replicas.failing_together():
-            return {name: list(batches) for name, batches in lazily.items()}
+            return {}
+        apart = self._step_ahead is not None and self._dev_alike()
+        with self._prober.replicas.failing_together(), self._prober.alone() if apart else nullcontext():
+            return {name: list(self._batches_of("dev", name)) for name in self._dev_names}
+
+    def _dev_batches_of(self, kept: Mapping[str, list[Numbered]], name: str) -> Iterable[Numbered]:
+        if name not in kept:
+            return self._batches_of("dev", name)
+        numbers = self._prober.numbers(self._total)
+        return [(j, batch) for j, batch in kept[name] if j in numbers]
 
     def _ranks_by_probe(self) -> bool:
         return priorities.needs_losses(self._priority) and self._dev_losses is None
 
-    def _ranking(self, batches: Mapping[str, Iterable[Any]]) -> dict[str, float]:
+    def _ranking(self, kept: Mapping[str, list[Numbered]]) -> dict[str, float]:
         """The dev losses by which priorities rank: of the last validation, or of a forward pass where one is needed."""
         if not self._ranks_by_probe():
             return self._dev_losses or dict.fromkeys(self._dev_names, 0.0)
         return {
-            name: self._prober.loss(("dev", name, self._rounds), batches[name], self._batches)
+            name: self._prober.loss(("dev", name, self._rounds), self._dev_batches_of(kept, name), self._total)
             for name in self._dev_names
         }
 
@@ -206,21 +282,22 @@ class Estimator:
         return {name: weights[name] for name in self._dev_names}
 
     def _dev_gradients(
-        self, batches: Mapping[str, Iterable[Any]], weights: Mapping[str, float], after_each: AfterEach
+        self, kept: Mapping[str, list[Numbered]], weights: Mapping[str, float], after_each: AfterEach
     ) -> dict[str, Taken]:
         """Of the dev sets that count; a table is asked for to see all."""
-        return {
-            name: partial(self._prober.gradient, ("dev", name, self._rounds), batches[name], self._batches, after_each)
-            for name in self._dev_names
-            if weights[name] or self._sketch is not None
-        }
+
+        def probed(name: str) -> tuple[Gradient, float]:
+            batches = self._dev_batches_of(kept, name)
+            return self._prober.gradient(("dev", name, self._rounds), batches, self._total, after_each)
+
+        return {name: partial(probed, name) for name in self._dev_names if weights[name] or self._sketch is not None}
 
     def _train_gradients(self, findings: Findings, after_each: AfterEach) -> dict[str, Taken]:
         def probed(name: str) -> tuple[Gradient, float]:
             key = ("train", name, self._rounds)
-            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._batches, after_each)
+            gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._total, after_each)
             if self._step_ahead or self._averages:  # before the dev sets see it, or an average leaves it out
-                findings.check("gradient", "dataset", {name: norm(gradient)})
+                findings.check("gradient", "dataset", {name: self._prober.layout.norm(gradient)})
             return gradient, loss
 
         def averaged(name: str, averages: MovingAverages) -> tuple[Gradient, float | None]:
@@ -235,14 +312,15 @@ class Estimator:
         return {name: partial(averaged, name, self._averages) for name in self._names}
 
     def _new_table(self) -> Table:
-        return Table(self._prober.params, self._prober.names, self._sketcher, self._step_ahead is not None)
+        prober = self._prober
+        return Table(prober.params, prober.names, prober.layout, self._sketcher, self._step_ahead is not None)
 
     def _new_halves(self) -> Halves | None:
         if self._noise_sketcher is None:
             return None
         prober = self._prober
-        count = self._batches * prober.replicas.size
-        return Halves(prober.params, prober.names, self._noise_sketcher, count, prober.replicas.average)
+        count = self._total // (prober.replicas.size if prober.layout.sharded else 1)
+        return Halves(prober.params, prober.names, prober.layout, self._noise_sketcher, count, prober.combine)
 
     def _noise(self, first: Alignment, second: Alignment, weights: Mapping[str, float]) -> dict[str, float]:
         by = self._reward if callable(self._reward) else _OF_TABLE[self._reward]
@@ -257,7 +335,8 @@ class Estimator:
     ) -> dict[str, float]:
         """The same bits on every rank."""
         with self._prober.replicas.failing_together():
-            rewards = self._custom_rewards(alignment, weights) if direction is None else direction.rewards
+            found = self._custom_rewards(alignment, weights) if direction is None else direction.rewards
+            rewards = {name: found[name] for name in self._names}
         gathered: list[dict[str, float]] = self._prober.replicas.gathered(rewards)
         return gathered[0]
 

@@ -16,7 +16,7 @@ class AdamMetric:
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             kind = type(optimizer).__name__
             raise TypeError(f"Balancer: the optimizer's metric needs Adam's second moment, which {kind} does not have.")
-        self._optimizer, self._params = optimizer, prober.params
+        self._optimizer, self._params, self._layout = optimizer, prober.params, prober.layout
         for p, name in zip(prober.params, prober.names, strict=True):
             if p not in self._groups():
                 raise ValueError(f"Balancer: the optimizer does not have the parameter {name!r}.")
@@ -36,7 +36,7 @@ class AdamMetric:
             g = g.to(torch.promote_types(g.dtype, torch.float32))
             moment = (1 - beta) * g.square()
             if "exp_avg_sq" in state:
-                moment += beta * state["exp_avg_sq"]
+                moment += beta * self._layout.local(state["exp_avg_sq"])
             moment /= 1 - beta ** (float(state.get("step", 0)) + 1)
             result.append(g / (moment.sqrt_() + float(groups[p]["eps"])))
         return result

@@ -13,7 +13,7 @@ class Pace:
     """When updates come, and what they take."""
 
     every: int  # optimizer steps between updates
-    batches: int  # probe batches per dataset and dev set
+    batches: float  # probe batches per dataset and dev set, of a process
     passes: int  # probe batches of an update in all
     updates: float  # in the planned training; infinity where its length is not known
 
@@ -28,13 +28,13 @@ class Pace:
 
 
 def chosen(
-    looks: int, every: int | None, steps: int | None, budget: float, batches: int | None, least_batches: int
+    looks: int, every: int | None, steps: int | None, budget: float, batches: float | None, least_batches: int
 ) -> Pace:
     """The pace of an explicit `every`, or else the one that the budget buys."""
     if every is None:
         return within_budget(looks, steps, budget, batches)
     batches = least_batches if batches is None else batches
-    return Pace(every, batches, looks * batches, math.inf if steps is None else steps // every)
+    return Pace(every, batches, math.ceil(looks * batches), math.inf if steps is None else steps // every)
 
 
 def advice(pace: Pace, steps: int | None, budget: float | None) -> str | None:
@@ -52,7 +52,7 @@ def advice(pace: Pace, steps: int | None, budget: float | None) -> str | None:
     return f"{found} within budget={budget:g}; {USEFUL} need budget={pace.passes * USEFUL / steps:.2g}"
 
 
-def within_budget(looks: int, steps: int | None, budget: float, batches: int | None = None) -> Pace:
+def within_budget(looks: int, steps: int | None, budget: float, batches: float | None = None) -> Pace:
     """The pace that a budget buys.
 
     looks: gradients of an update, n + K. steps: optimizer steps of the whole training, where they are known.
@@ -63,4 +63,4 @@ def within_budget(looks: int, steps: int | None, budget: float, batches: int | N
         affordable = 2 if steps is None else int(budget * steps / (WANTED * looks))
         batches = min(max(2, affordable), MOST_BATCHES)
     every = max(1, math.ceil(looks * batches / budget))
-    return Pace(every, batches, looks * batches, math.inf if steps is None else steps // every)
+    return Pace(every, batches, math.ceil(looks * batches), math.inf if steps is None else steps // every)

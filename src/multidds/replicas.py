@@ -39,6 +39,13 @@ class Replicas:
         self._device = device  # where the backend can reduce a number: with NCCL not the CPU
         self._group = group  # the process group of a DDP model; None is all processes
 
+    @classmethod
+    def alone(cls, device: torch.device) -> "Replicas":
+        """This process, whatever others there are."""
+        replicas = cls(device)
+        replicas.rank, replicas.size = 0, 1
+        return replicas
+
     def average(self, tensors: Iterable[Tensor]) -> None:
         """Replace every tensor by its mean over the replicas."""
         if self.size > 1:
@@ -46,13 +53,30 @@ class Replicas:
                 dist.all_reduce(tensor, group=self._group)
                 tensor.div_(self.size)
 
+    def sum(self, tensors: Iterable[Tensor]) -> None:
+        """Replace every tensor by its sum over the replicas."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=self._group)
+
     def mean(self, value: float) -> float:
+        return value if self.size == 1 else self.total(value) / self.size
+
+    def total(self, value: float) -> float:
+        """The sum of the values of all ranks."""
         if self.size == 1:
             return value
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
         total = torch.tensor([value], dtype=dtype, device=self._device)
-        self.average([total])
+        self.sum([total])
         return total.item()
+
+    def stacked(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, which have one shape, on the CPU. # [rank, ...]"""
+        mine = tensor.to(self._device).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine, group=self._group)
+        return torch.stack(parts).cpu()
 
     def gathered(self, value: Any) -> list[Any]:
         """The values of all ranks."""

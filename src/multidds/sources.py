@@ -28,6 +28,12 @@ class Source(Protocol):
     def skip(self) -> None:
         """Go past the next batch, which another replica takes."""
 
+    def example(self) -> Any:
+        """Part of the data, always the same; None: the source has nothing like that. Nothing moves."""
+
+    def trial(self) -> Any:
+        """A batch, where there is an example. Nothing moves."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -67,14 +73,25 @@ class ProbeSources:
             for role, by_name in self._given.items()
         }
 
-    def batches(self, role: str, name: str, update: int, count: int, rank: int, ranks: int) -> Iterator[Any]:
-        """This rank's `count` batches; together the ranks take what one process with more batches would."""
+    def batches(self, role: str, name: str, update: int, numbers: range, total: int) -> Iterator[tuple[int, Any]]:
+        """(number, batch) of those of `total` batches that this rank takes; together the ranks take what one would."""
         source = self._opened[role][name]
-        for j in range(ranks * count):
-            if j // count == rank:
-                yield source.draw((update, j))
+        for j in range(total):
+            if j in numbers:
+                yield j, source.draw((update, j))
             else:
                 source.skip()
+
+    def example(self, role: str, name: str) -> Any:
+        """Something that two ranks have alike if they draw the same batches from this source, and hardly otherwise.
+
+        None where that cannot be known: a source that keeps its own place or is cut into shards may differ later.
+        """
+        return self._opened[role][name].example()
+
+    def trial(self, role: str, name: str) -> Any:
+        """A batch to try something on; nothing moves."""
+        return self._opened[role][name].trial()
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {
@@ -145,6 +162,11 @@ class _Function:
     def skip(self) -> None:
         pass
 
+    def example(self) -> Any:
+        return self.draw((0, 0))
+
+    trial = example
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -174,6 +196,25 @@ class _Loop:
 
     def skip(self) -> None:
         self.draw(())
+
+    def example(self) -> Any:
+        data: Any = self._iterable
+        if isinstance(data, DataLoader):
+            samplers = [data.sampler, getattr(data.batch_sampler, "sampler", None), data.batch_sampler]
+            if _streams(data) or any(hasattr(sampler, "num_replicas") for sampler in samplers):
+                return None
+            data = data.dataset
+        elif not isinstance(data, Sequence):
+            return None
+        with isolated(derive(*self._key, "example"), generators=self._generators()):
+            try:
+                return len(data), data[0], data[len(data) - 1]
+            except (TypeError, KeyError, IndexError):  # indices of another kind
+                return None
+
+    def trial(self) -> Any:
+        with isolated(derive(*self._key, "example"), generators=self._generators()):
+            return next(iter(self._iterable))
 
     def _next(self) -> Any:
         # One seed per batch, not per pass: a resumed pass needs no random state but the two numbers.
@@ -238,6 +279,9 @@ class _Loop:
 
 class _Stateful(_Loop):
     """An iterable that keeps its own place, such as torchdata's StatefulDataLoader."""
+
+    def example(self) -> Any:
+        return None
 
     def _generators(self) -> list[torch.Generator]:
         return []  # part of the state that the object answers for

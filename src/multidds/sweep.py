@@ -3,16 +3,19 @@
 `sweep` decides the order: first the dev sets, then the datasets; with step-ahead the dev sets anew for every dataset.
 Collectors see each gradient once, before it is forgotten: `Direction` makes the paper's rewards with one vector,
 `Losses` and `Findings` keep the losses and what is not finite, `table.Table` the inner products of an `Alignment`.
+Where ranks have shared the gradients out, each sees its own, and `join` brings what the others have made of theirs.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias
 
-from .gradients import Gradient, added, dot, norm
+from .gradients import Gradient, added
+from .shards import Whole
+from .sharing import Sharing
 
 
 @dataclass
@@ -22,10 +25,11 @@ class Look:
     name: str
     gradient: Gradient
     loss: float | None  # None where the gradient is a moving average from training
+    layout: Whole
 
     @cached_property
     def norm(self) -> float:
-        return norm(self.gradient)
+        return self.layout.norm(self.gradient)
 
 
 class Collector(Protocol):
@@ -35,43 +39,61 @@ class Collector(Protocol):
 
     def train(self, look: Look) -> None: ...
 
+    def join(self, role: str, sharing: Sharing) -> None:
+        """This rank and the others have seen their shares of the dev sets or of the datasets; from here on, all."""
 
+
+Finding: TypeAlias = tuple[str, str, str]  # what is wrong with which kind of set of which name
 Taken: TypeAlias = Callable[[], tuple[Gradient, float | None]]  # takes one gradient; returns it and its loss
 
 
 def sweep(
     dev: Mapping[str, Taken],
     train: Mapping[str, Taken],
-    collectors: Iterable[Collector],
+    collectors: Sequence[Collector],
     *,
+    layout: Whole,
+    sharing: Sharing | None = None,
     ahead: Callable[[Gradient], AbstractContextManager[None]] | None = None,
     metric: Callable[[Gradient], Gradient] | None = None,
 ) -> None:
     """Take every gradient once and show it to the collectors: n + K passes, or n + n * K with `ahead`.
 
+    layout: where the elements of gradients are. sharing: which rank takes which gradients; None: all take all together.
     ahead: moves the model one step along a dataset's gradient (Algorithm 1). metric: what becomes of a dataset's
     gradient before the collectors see it.
     """
 
-    def look_at_dev_sets() -> None:
-        for name, taken in dev.items():
-            look = Look(name, *taken())
+    def look_at_dev_sets(names: Iterable[str]) -> None:
+        for name in names:
+            look = Look(name, *dev[name](), layout)
             for collector in collectors:
                 collector.dev(look)
             del look  # forgotten before the next pass makes another
 
-    if ahead is None:
-        look_at_dev_sets()
-    for name, taken in train.items():
-        gradient, loss = taken()
-        if ahead is not None:
-            with ahead(gradient):
-                look_at_dev_sets()
-        look = Look(name, gradient if metric is None else metric(gradient), loss)
-        del gradient
-        for collector in collectors:
-            collector.train(look)
-        del look
+    def look_at_datasets(names: Iterable[str]) -> None:
+        for name in names:
+            gradient, loss = train[name]()
+            if ahead is not None:
+                with ahead(gradient):
+                    look_at_dev_sets(dev)
+            look = Look(name, gradient if metric is None else metric(gradient), loss, layout)
+            del gradient
+            for collector in collectors:
+                collector.train(look)
+            del look
+
+    phases: list[tuple[str, Mapping[str, Taken], Callable[[Iterable[str]], None]]]
+    phases = [("dev", dev, look_at_dev_sets), ("train", train, look_at_datasets)]
+    for role, taken, look_at in phases[0 if ahead is None else 1 :]:
+        names = list(taken)
+        if sharing is not None and sharing.of(role):
+            with sharing.apart():
+                look_at(sharing.mine(role, names))
+            for collector in collectors:
+                collector.join(role, sharing)
+            names = [name for name in names if name not in sharing.of(role)]
+        look_at(names)
 
 
 class Direction:
@@ -80,8 +102,8 @@ class Direction:
     multidds:   R_i = <t_i, v> / (|t_i| |v|)        multidds-s (stabilized): R_i = <t_i, v> / |t_i|
     """
 
-    def __init__(self, weights: Mapping[str, float], stabilized: bool) -> None:
-        self._weights, self._stabilized = weights, stabilized
+    def __init__(self, weights: Mapping[str, float], stabilized: bool, layout: Whole) -> None:
+        self._weights, self._stabilized, self._layout = weights, stabilized, layout
         self._sum: Gradient | None = None
         self._length: float | None = None  # |v|, known when all dev sets are in
         self.rewards: dict[str, float] = {}
@@ -96,13 +118,20 @@ class Direction:
     def train(self, look: Look) -> None:
         assert self._sum is not None
         if self._length is None:
-            self._length = norm(self._sum)
+            self._length = self._layout.norm(self._sum)
         self.cancelled |= self._length == 0
         if look.norm == 0 or self._length == 0:
             self.rewards[look.name] = 0.0
         else:
             scale = 1.0 if self._stabilized else self._length
-            self.rewards[look.name] = dot(look.gradient, self._sum) / look.norm / scale
+            self.rewards[look.name] = self._layout.dot(look.gradient, self._sum) / look.norm / scale
+
+    def join(self, role: str, sharing: Sharing) -> None:
+        if role == "dev":
+            self._sum = sharing.summed(self._sum)
+        else:
+            self.rewards = sharing.joined(self.rewards)
+            self.cancelled = any(sharing.gathered(self.cancelled))
 
 
 class Losses:
@@ -121,14 +150,27 @@ class Losses:
         if look.loss is not None:
             self.of_train[look.name] = look.loss
 
+    def join(self, role: str, sharing: Sharing) -> None:
+        if role == "train":
+            self.of_train = sharing.joined(self.of_train)
+        if role == "dev" or self._looks > 1:  # with step-ahead every rank has looked at all dev sets for its datasets
+            parts = sharing.gathered(self.of_dev)
+            names = dict.fromkeys(name for part in parts for name in part)
+            self.of_dev = {name: sum(part[name] for part in parts if name in part) for name in names}
+
+    def arrange(self, dev: Iterable[str], train: Iterable[str]) -> None:
+        """Put the names into this order, whoever has seen them first."""
+        self.of_dev = {name: self.of_dev[name] for name in dev if name in self.of_dev}
+        self.of_train = {name: self.of_train[name] for name in train if name in self.of_train}
+
 
 class Findings:
     """Which numbers of an update are zero, and which are not finite, so that the mixture must not move."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights  # of the dev sets: what does not count cannot do harm
-        self.zero: list[str] = []
-        self.not_finite: list[str] = []
+        self._zero: list[Finding] = []
+        self._not_finite: list[Finding] = []
 
     def dev(self, look: Look) -> None:
         if self._weights[look.name]:
@@ -140,15 +182,35 @@ class Findings:
     def check(self, what: str, kind: str, values: Mapping[str, float]) -> None:
         """Remember losses, norms of gradients or rewards that are not finite, and gradients that are zero."""
         for name, value in values.items():
-            found = f"the {what} of {kind} {name!r}"
             if not math.isfinite(value):
-                self.not_finite.append(found)
+                self._not_finite.append((what, kind, name))
             elif value == 0 and what == "gradient":
-                self.zero.append(found)
+                self._zero.append((what, kind, name))
+
+    def join(self, role: str, sharing: Sharing) -> None:
+        self._zero = [each for part in sharing.gathered(self._zero) for each in part]
+        self._not_finite = [each for part in sharing.gathered(self._not_finite) for each in part]
+
+    def arrange(self, dev: Iterable[str], train: Iterable[str]) -> None:
+        """Put them into the order of one process, whoever has found them first."""
+        order = [*(("dev set", name) for name in dev), *(("dataset", name) for name in train)]
+        places = {each: place for place, each in enumerate(order)}
+        for found in (self._zero, self._not_finite):
+            found.sort(key=lambda each: (each[0] != "loss", places[each[1], each[2]]))
+
+    @property
+    def zero(self) -> list[str]:
+        """The gradients that are zero."""
+        return [_told(each) for each in dict.fromkeys(self._zero)]
 
     def trouble(self) -> str | None:
         """Why the mixture must not move."""
-        if not self.not_finite:
+        if not self._not_finite:
             return None
-        first, *others = dict.fromkeys(self.not_finite)
-        return f"{first} is not finite" + (f" (and {len(others)} more like it)" if others else "")
+        first, *others = dict.fromkeys(self._not_finite)
+        return f"{_told(first)} is not finite" + (f" (and {len(others)} more like it)" if others else "")
+
+
+def _told(finding: Finding) -> str:
+    what, kind, name = finding
+    return f"the {what} of {kind} {name!r}"

@@ -446,7 +446,7 @@ def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
         ("eval_dataset", Rows(3, 0), r"must be \{name: dev set\}, but it is a Rows. Give it as a dict, or give dev="),
         ("eval_dataset", None, r"eval_dataset must be \{name: dev set\}, but there is none"),
         ("eval_dataset", {}, "^Balancer: there must be at least one dev set.$"),
-        ("is_fsdp_enabled", True, r"split over processes \(FSDP\) are not supported. Train with whole replicas"),
+        ("is_fsdp_enabled", True, r"split over processes \(FSDP1 or XLA's FSDP\) are not supported. Train with whole"),
         ("is_deepspeed_enabled", True, r"split over processes \(DeepSpeed\)"),
         ("args.parallelism_config", object(), r"split over processes \(parallelism_config\)"),
         ("model.tp_size", 2, r"split over processes \(tensor parallelism\)"),

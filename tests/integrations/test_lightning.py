@@ -16,6 +16,8 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from odd_names import NAMES
 from ranks import leave
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from toys import dataset
@@ -474,12 +476,18 @@ def test_what_cannot_be_done_is_refused(tmp_path):
     fit("the training loader must be one mixed_loader\\(...\\), got list", loader=[other, other], error=TypeError)
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])
-def test_strategies_that_divide_the_model_are_refused(strategy, tmp_path):
-    _, callback = loader_and_callback()
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        (FSDPStrategy, {}, "but the strategy is FSDPStrategy; use one device, strategy='ddp' or ModelParallelStrategy"),
+        (ModelParallelStrategy, {"reward": "moving-average"}, "of which Lightning would save those of one rank"),
+    ],
+)
+def test_ways_to_divide_the_model_that_do_not_work_are_refused(strategy, options, message, tmp_path):
+    _, callback = loader_and_callback(callback=options)
     runner = trainer(tmp_path, callback)
     runner._accelerator_connector.strategy = strategy()
-    with pytest.raises(ValueError, match=f"but the strategy is {strategy.__name__}; use one device or strategy='ddp'"):
+    with pytest.raises(ValueError, match=message):
         callback.setup(runner, net(), "fit")
 
 
@@ -518,14 +526,22 @@ class Endless(IterableDataset):
         return iter(())
 
 
-def fitted(folder, batch_size, batches, ckpt_path=None, dropout=0.0, noise=0, **options):
+class Sharded(Net):
+    def configure_model(self):
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def fitted(folder, batch_size, batches, ckpt_path=None, dropout=0.0, noise=0, kind=Net, **options):
     loader, callback = loader_and_callback(batch_size, callback={"batches": batches})
-    module = net(dropout)
+    module = net(dropout, kind)
     torch.manual_seed(noise)
     saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=7)
     trainer(folder, callback, saver, max_epochs=2, **options).fit(module, loader, ckpt_path=ckpt_path)
-    parameters, mixture, state, _ = result(module, callback, loader)
-    return [parameters, mixture, state["counts"], state["position"]]
+    if kind is Sharded:
+        assert all(isinstance(p, DTensor) for p in module.parameters())
+    parameters = [(p.full_tensor() if kind is Sharded else p).tolist() for p in module.parameters()]
+    state = loader.state_dict()
+    return [parameters, callback.mixture.probabilities, state["counts"], state["position"]]
 
 
 def one_rank(rank, folder):
@@ -541,6 +557,11 @@ def one_rank(rank, folder):
     found.append(fitted(folder / "dropout", 2, 1, noise=100 + rank, **options))
     saved = folder / "dropout" / "step=7.ckpt"
     found.append(fitted(folder / "resumed", 2, 1, saved, noise=200 + rank, **options))
+    # Again in the shards of FSDP2.
+    options = {"devices": 2, "kind": Sharded}
+    for name, saved in (("sharded", None), ("sharded again", folder / "sharded" / "step=7.ckpt")):
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        found.append(fitted(folder / name, 2, 1, saved, strategy=strategy, **options))
     (folder / f"{rank}.json").write_text(json.dumps(found))
     leave()
 
@@ -550,13 +571,15 @@ def test_two_processes_equal_one_with_twice_the_batch_and_resume_exactly(tmp_pat
     torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=2, start_method="fork")  # imports are slow
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
-    together, uninterrupted, resumed = first
+    together, uninterrupted, resumed, sharded, sharded_again = first
     assert uninterrupted == resumed
+    assert sharded == sharded_again
     parameters, mixture, counts, position = fitted(tmp_path, 4, 2)
-    assert together[2:] == [counts, position]
-    assert together[1] == pytest.approx(mixture, abs=1e-9)
-    for got, expected in zip(together[0], parameters, strict=True):
-        assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-9)
+    for found in (together, sharded):
+        assert found[2:] == [counts, position]
+        assert found[1] == pytest.approx(mixture, abs=1e-9)
+        for got, expected in zip(found[0], parameters, strict=True):
+            assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-9)
 
 
 @pytest.mark.slow

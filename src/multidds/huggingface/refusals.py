@@ -29,10 +29,13 @@ def check_trainer(trainer: Any, kind: type, allowed: int = 0) -> None:
 def _of_the_model(trainer: Any) -> list[Refusal]:
     args = trainer.args
     split = (
-        "models that are split over processes ({}) are not supported. Train with whole replicas (torchrun without it)."
+        "models that are split over processes ({}) are not supported. Train with whole replicas (torchrun without it), "
+        "or with fsdp=True in TrainingArguments, which is FSDP2."
     )
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    first = trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2
     return [
-        (trainer.is_fsdp_enabled or args.fsdp, split.format("FSDP")),
+        (first or (args.fsdp and not trainer.is_fsdp_enabled), split.format("FSDP1 or XLA's FSDP")),
         (trainer.is_deepspeed_enabled or args.deepspeed, split.format("DeepSpeed")),
         (args.parallelism_config is not None, split.format("parallelism_config")),
         ((getattr(trainer.model, "tp_size", None) or 1) > 1, split.format("tensor parallelism")),

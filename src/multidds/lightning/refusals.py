@@ -15,7 +15,7 @@ from ..mixture import Mixture, check_mixture
 from ..probing import Loss
 
 OWNER = "BalanceCallback"
-_SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy"}
+_SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy"}
 _REFUSED = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy"}  # subclasses of those, but not alike
 
 
@@ -38,15 +38,20 @@ def check_arguments(
         check_names(f"{OWNER}: dev_metrics", dev, dev_metrics)
 
 
-def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None) -> None:
+def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None, reward: object) -> None:
     kinds = {base.__name__ for base in type(trainer.strategy).__mro__}
     by_step = loss is None  # the loss of a batch is then that of `training_step(batch, 0)`
     give_loss = "give loss=, a function (module, batch) -> scalar tensor."
     rows = [
         (
             not kinds & _SUPPORTED or kinds & _REFUSED,
-            f"probes need the whole model on every device, but the strategy is {type(trainer.strategy).__name__}; "
-            "use one device or strategy='ddp'.",
+            f"probes need the whole model on every device, or the shards of fully_shard, but the strategy is "
+            f"{type(trainer.strategy).__name__}; use one device, strategy='ddp' or ModelParallelStrategy.",
+        ),
+        (
+            "ModelParallelStrategy" in kinds and reward == "moving-average",
+            "reward 'moving-average' keeps gradients in shards, of which Lightning would save those of one rank. "
+            "Choose another reward.",
         ),
         (
             trainer.overfit_batches,  # type: ignore[attr-defined]
