@@ -1,0 +1,162 @@
+"""The processes that a launcher (torchrun, accelerate launch) has started for one training: how they meet, and how they
+end together. What they agree on in between is `processes`. Does not import torch where there is no launcher.
+
+Every process waits, in a thread, for a farewell of the next one in the ring. Where the connection closes without it,
+that one is dead: the first to notice says so, and all end. So a death shows in any place at once, with any backend, and
+the collectives may take as long as they like.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what launchers set
+PATIENCE = 120.0  # seconds until all processes of a launch must have come
+_FOREVER = timedelta(days=365)  # a process may be slow: deaths are noticed otherwise
+_WORDS = threading.Lock()  # held by the thread that ends this process
+
+_watch: "tuple[Store, Any] | None" = None  # the store and the group of the ring, where there is a group
+
+
+def launched() -> tuple[int, int]:
+    """(rank, number of processes) as the launcher says; 0 of 1 where there is none. Does not import torch."""
+    if any(name not in os.environ for name in LAUNCHED):
+        return 0, 1
+    try:
+        rank, size = (int(os.environ[name]) for name in LAUNCHED[:2])
+        assert 0 <= rank < size
+    except (ValueError, AssertionError):
+        given = ", ".join(f"{name}={os.environ[name]}" for name in LAUNCHED[:2])
+        raise UserError(
+            f"the launcher's environment has {given}: expected a rank below the number of processes."
+        ) from None
+    return rank, size
+
+
+def form_group() -> None:
+    """Meet the other processes of the launch, if there are any. One line if they do not come."""
+    global _watch
+    rank, size = launched()
+    if size == 1:
+        return
+    import torch
+    import torch.distributed as dist
+
+    place = "{}:{}".format(*(os.environ[name] for name in LAUNCHED[2:]))
+    try:
+        store = _store(PATIENCE)
+        if store.add(f"multidds/here/{rank}", 1) > 1:
+            raise UserError(f"two processes of the launch at {place} have rank {rank}: is it started twice?")
+        _await_all(store, size, place)
+        both = torch.cuda.is_available() and dist.is_nccl_available()
+        # What ranks tell each other is in main memory also where gradients are not: no step has to wait for a GPU.
+        backend = "cpu:gloo,cuda:nccl" if both else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)
+        ring = dist.new_group(backend="gloo", timeout=_FOREVER)
+    except (RuntimeError, ValueError) as error:  # also torch's own errors of stores and networks
+        first = str(error).splitlines()[0]
+        raise UserError(f"rank {rank} of {size} cannot form a group with the others at {place}: {first}") from None
+    _watch = store, ring
+    threading.Thread(target=_watch_next, args=(rank, size, ring), daemon=True).start()
+
+
+def _store(seconds: float) -> "Store":
+    """What all processes of this launch share, also before they are a group; a new one for every restart."""
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    return PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+
+
+def _await_all(store: "Store", size: int, place: str) -> None:
+    keys = [f"multidds/here/{rank}" for rank in range(size)]
+    try:
+        store.wait(keys, timedelta(seconds=PATIENCE))
+    except RuntimeError:
+        missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        raise UserError(
+            f"{size} processes were to meet at {place}, but rank {missing} did not come within {PATIENCE:.0f} seconds. "
+            "Is every machine started, with the same number of processes?"
+        ) from None
+
+
+def _watch_next(rank: int, size: int, ring: Any) -> None:
+    """Ends this process where the next one ends without a farewell."""
+    import torch
+    import torch.distributed as dist
+
+    following = (rank + 1) % size
+    try:
+        dist.recv(torch.zeros(1), src=following, group=ring)
+    except RuntimeError:
+        end(
+            f"multidds: rank {following} of {size} has ended, so all end; the same command goes on from the last "
+            "checkpoint.", 1, lambda text: print(text, file=sys.stderr, flush=True),
+        )  # fmt: skip
+
+
+def end(text: str, code: int, say: Callable[[str], None]) -> NoReturn:
+    """End this process after an error. Of all that end, the first says why."""
+    with _WORDS:  # until the end: the other thread has nothing to add
+        if _is_first():
+            say(text)
+        leave(code, farewell=False)
+
+
+def _is_first() -> bool:
+    with contextlib.suppress(UserError, RuntimeError, ValueError, OSError):
+        if launched()[1] > 1:
+            store = _watch[0] if _watch is not None else _store(10.0)
+            return bool(store.add("multidds/ended", 1) == 1)
+    return True  # there is nobody else, or nobody can be asked
+
+
+def leave(code: int | str | None, farewell: bool = True) -> NoReturn:
+    """End this process. A group is not taken apart: torch can wait there for a thread that waits for the GIL."""
+    if _watch is None:
+        raise SystemExit(code)
+    if farewell:
+        _say_farewell()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _say_farewell() -> None:
+    import torch
+    import torch.distributed as dist
+
+    assert _watch is not None
+    rank, size = launched()
+    with contextlib.suppress(RuntimeError):  # the one before has left already
+        dist.send(torch.zeros(1), dst=(rank - 1) % size, group=_watch[1])
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error says that another process could not be reached."""
+    if _watch is None or not isinstance(error, RuntimeError):
+        return False
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
+
+
+def is_formed() -> bool:
+    return _watch is not None
+
+
+def await_the_end(seconds: float = 10.0) -> None:
+    """After a loss: the thread that watches knows who it was, and ends this process in a moment."""
+    time.sleep(seconds)
