@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .batches import Sentences
 from .config import Config
+from .errors import UserError
 from .processes import Processes
 from .translate import begin, convert, open_model, text_of
 
@@ -55,9 +56,11 @@ def _converted(
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             convert(config, {name: tensor.cpu().numpy() for name, tensor in weights.items()}, vocabulary, folder)
-        processes.gathered("written")
+        processes.meet()  # it is written
         model = open_model(folder, threads)
-        processes.gathered("read")
+        processes.meet()  # it is read
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
     finally:
         if processes.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)

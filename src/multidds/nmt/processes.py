@@ -33,6 +33,10 @@ class Processes:
         """Whether it is so in any of them: one decision of all."""
         return self.summed([here])[0] > 0
 
+    def meet(self) -> None:
+        """Go on when all are here."""
+        self.summed([0.0])
+
     def gathered(self, value: Any) -> list[Any]:
         """The values of all, by rank."""
         values = [value] * self.size

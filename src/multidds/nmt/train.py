@@ -160,7 +160,8 @@ class Training:
         """
         if self.processes.size == 1:
             return self.model
-        wrapped = DistributedDataParallel(self.model, broadcast_buffers=False)  # they are constants
+        wrapped = DistributedDataParallel(self.model)
+        wrapped.broadcast_buffers = False  # they are constants
         with compiler_errors():
             loss = self._summed_loss(wrapped, assemble([(next(iter(self.data.values())), 0)]))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -365,8 +366,12 @@ class Training:
     def save(self) -> None:
         if self._unchecked:
             self._check_losses()
-        if self.records is None:  # another process writes
-            return
+        if self.records is not None:
+            self._write_checkpoint(self.records.flushed())
+        self.processes.meet()  # nobody ends, or goes on, before it is written
+
+    def _write_checkpoint(self, records: int) -> None:
+        """records: their length in bytes."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, tensor in self.optimizer.state[parameter].items():
@@ -383,7 +388,7 @@ class Training:
             "stream": self.stream.state_dict(),
             "balancer": balancer,
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "records": self.records.flushed(),
+            "records": records,
             "processes": self.processes.size,
         }
         path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
