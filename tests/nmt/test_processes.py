@@ -55,6 +55,12 @@ def said(done):
     return [line for line in done.stderr.splitlines() if line.startswith("multidds: ")]
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def text(corpus):
     config = load_config(ROOT / "recipes" / "tiny.toml", SMALL)
@@ -159,7 +165,7 @@ def test_a_signal_to_one_process_stops_all_and_the_run_goes_on(text, whole, tmp_
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_all_and_another_number_goes_on(text, whole, monkeypatch, tmp_path):
+def test_ctrl_c_stops_all_and_another_number_goes_on(text, monkeypatch, tmp_path):
     overrides = (*TRANSLATED, "train.max_steps=0", "train.max_epochs=100000")
     command, environment = torchrun(tmp_path / "run", *overrides)
     with subprocess.Popen(
@@ -179,9 +185,8 @@ def test_ctrl_c_stops_all_and_another_number_goes_on(text, whole, monkeypatch, t
     state.pop("tensors")
     assert json.loads(json.dumps(state)) == before["balancer"]
     alone.close()
-    changed = small_config(text, monkeypatch, *overrides[:-2], "train.max_steps=0", "train.max_epochs=100000")
     monkeypatch.setattr(Training, "reason_to_finish", lambda self: "enough")
-    train(changed, tmp_path / "run", show)
+    train(small_config(text, monkeypatch, *overrides), tmp_path / "run", show)
     step = before["progress"]["step"]
     assert show.lines[0].startswith(
         f"going on after step {step}, with 1 process instead of 2: mixture, counts and the next examples are the same"
@@ -209,22 +214,19 @@ def test_ranks_killed_anywhere_are_noticed_and_a_restart_goes_on(text, whole, tm
 
 @pytest.mark.slow
 def test_a_death_is_noticed_without_a_launcher_that_watches(text, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command, environment = torchrun(
-        tmp_path / "run", faults={"0": [[0, "update", 5, "kill"], [1, "update", 5, "slow"]]}
-    )
-    command = [sys.executable, *command[command.index(str(FAULTY)) :]]
-    both = []
+    command, environment = torchrun(tmp_path / "run", "train.max_steps=0", "train.max_epochs=100000")
+    command = [sys.executable, *command[command.index("-m") :]]
+    port, both = free_port(), []
     for rank in ("0", "1"):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        both.append(subprocess.Popen(command, cwd=text, env=environment | place, stderr=subprocess.PIPE, text=True))
-    assert both[0].wait(100) == -signal.SIGKILL
-    end = both[1].communicate(timeout=LATE)[1]
-    assert end == ("multidds: rank 0 of 2 has ended, so all end; the same command goes on from the last checkpoint.\n")
-    assert both[1].returncode == 1
+        place = dict(zip(launch.LAUNCHED, (rank, "2", "127.0.0.1", port), strict=True))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        both.append(subprocess.Popen(command, cwd=text, env=environment | place, **pipes))
+    assert both[0].stdout.readline().startswith("step 3")
+    both[0].kill()
+    out, end = both[1].communicate(timeout=LATE)
     both[0].communicate()
+    assert (both[1].returncode, out) == (1, "")
+    assert end == "multidds: rank 0 of 2 has ended, so all end; the same command goes on from the last checkpoint.\n"
 
 
 @pytest.mark.parametrize(
@@ -258,23 +260,35 @@ def test_a_mistake_that_all_processes_see_is_said_once(text, tmp_path):
 @pytest.fixture
 def launcher(monkeypatch):
     """Sets what a launcher would; nobody waits long."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setattr(launch, "PATIENCE", 1.0)
 
     def set_place(rank, size):
         for name, value in zip(launch.LAUNCHED, (rank, size, "127.0.0.1", port), strict=True):
             monkeypatch.setenv(name, str(value))
+        return int(port)
 
     return set_place
 
 
-def test_processes_that_do_not_come_are_named(launcher):
-    launcher(0, 3)
+def test_processes_that_do_not_come_are_named(launcher, monkeypatch):
+    port = launcher(0, 3)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    agent = torch.distributed.TCPStore("127.0.0.1", port, is_master=True)
+    match = r"3 processes were to meet at 127.0.0.1:\d+, but rank 1, 2 did not come within 1 seconds\. Is every machine"
+    with pytest.raises(UserError, match=match):
+        launch.form_group()
     with pytest.raises(
-        UserError, match=r"3 processes were to meet at 127.0.0.1:\d+, but rank 1, 2 did not come within"
+        UserError, match=r"two processes of the launch at 127.0.0.1:\d+ have rank 0: is it started twice"
     ):
+        launch.form_group()
+    del agent
+
+
+def test_a_launch_without_the_other_machines_is_one_line(launcher):
+    launcher(0, 3)
+    match = r"rank 0 of 3 cannot form a group with the others at 127.0.0.1:\d+: Timed out .* 1/3 clients joined"
+    with pytest.raises(UserError, match=match):
         launch.form_group()
 
 

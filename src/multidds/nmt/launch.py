@@ -49,6 +49,7 @@ def form_group() -> None:
     rank, size = launched()
     if size == 1:
         return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every lost connection is a screen of stack frames
     import torch
     import torch.distributed as dist
 
@@ -100,26 +101,28 @@ def _watch_next(rank: int, size: int, ring: Any) -> None:
     try:
         dist.recv(torch.zeros(1), src=following, group=ring)
     except RuntimeError:
-        end(
-            f"multidds: rank {following} of {size} has ended, so all end; the same command goes on from the last "
-            "checkpoint.", 1, lambda text: print(text, file=sys.stderr, flush=True),
-        )  # fmt: skip
+        text = f"multidds: rank {following} of {size} has ended, so all end; the same command goes on from the last "
+        # Without an agent of torchrun the store ends with rank 0, and only who watches that one knows why.
+        end(text + "checkpoint.", 1, lambda text: print(text, file=sys.stderr, flush=True), unasked=following == 0)
 
 
-def end(text: str, code: int, say: Callable[[str], None]) -> NoReturn:
-    """End this process after an error. Of all that end, the first says why."""
+def end(text: str, code: int, say: Callable[[str], None], unasked: bool = True) -> NoReturn:
+    """End this process after an error. Of all that end, the first says why.
+
+    unasked: whether this one does where the others cannot be asked.
+    """
     with _WORDS:  # until the end: the other thread has nothing to add
-        if _is_first():
+        if _is_first(unasked):
             say(text)
         leave(code, farewell=False)
 
 
-def _is_first() -> bool:
+def _is_first(unasked: bool) -> bool:
     with contextlib.suppress(UserError, RuntimeError, ValueError, OSError):
         if launched()[1] > 1:
             store = _watch[0] if _watch is not None else _store(10.0)
             return bool(store.add("multidds/ended", 1) == 1)
-    return True  # there is nobody else, or nobody can be asked
+    return unasked
 
 
 def leave(code: int | str | None, farewell: bool = True) -> NoReturn:
