@@ -114,7 +114,7 @@ def end(text: str, code: int, say: Callable[[str], None], unasked: bool = True) 
     with _WORDS:  # until the end: the other thread has nothing to add
         if _is_first(unasked):
             say(text)
-        leave(code, farewell=False)
+        leave(code)
 
 
 def _is_first(unasked: bool) -> bool:
@@ -125,16 +125,16 @@ def _is_first(unasked: bool) -> bool:
     return unasked
 
 
-def leave(code: int | str | None, farewell: bool = True) -> NoReturn:
+def leave(code: int | str | None) -> NoReturn:
     """End this process. A group is not taken apart: torch can wait there for a thread that waits for the GIL."""
     if _watch is None:
         raise SystemExit(code)
-    if farewell:
+    if not code:  # else the others end with it
         _say_farewell()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _say_farewell() -> None:
