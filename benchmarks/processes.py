@@ -34,7 +34,7 @@ def measured(recipe: Path, processes: int) -> dict[str, float]:
         start = [sys.executable]
         if processes > 1:
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [*start, __file__, str(recipe), "--run", f"{folder}/run"]
+        command = [*start, __file__, str(recipe), "--folder", f"{folder}/run"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout)
@@ -75,10 +75,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.run is not None:
-        train(arguments.recipe, arguments.run)
+    if arguments.folder is not None:
+        train(arguments.recipe, arguments.folder)
     turns = []
     for turn in range(arguments.turns):
         both = {count: measured(arguments.recipe, count) for count in ((1, 2), (2, 1))[turn % 2]}
