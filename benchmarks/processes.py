@@ -53,7 +53,7 @@ def train(recipe: Path, run: Path) -> None:
         batches, _, tokens = training.stream.next(training.steps_until_update())
         training.step(batches, tokens)
         training.progress.step += 1
-        training._check_losses()
+        training.check_losses()
         training.processes.any(False)
         clocks.append((time.perf_counter(), time.process_time()))
     wall, cpu = (

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what launchers set
 PATIENCE = 120.0  # seconds until all processes of a launch must have come
+_START = "multidds/start"  # where the store has the name of the newest start
 _FOREVER = timedelta(days=365)  # a process may be slow: deaths are noticed otherwise
 _WORDS = threading.Lock()  # held by the thread that ends this process
 
@@ -55,10 +57,7 @@ def form_group() -> None:
 
     place = "{}:{}".format(*(os.environ[name] for name in LAUNCHED[2:]))
     try:
-        store = _store(PATIENCE)
-        if store.add(f"multidds/here/{rank}", 1) > 1:
-            raise UserError(f"two processes of the launch at {place} have rank {rank}: is it started twice?")
-        _await_all(store, size, place)
+        store = (_opened if rank == 0 else _joined)(_store(PATIENCE), rank, size, place)
         both = torch.cuda.is_available() and dist.is_nccl_available()
         # What ranks tell each other is in main memory also where gradients are not: no step has to wait for a GPU.
         backend = "cpu:gloo,cuda:nccl" if both else "gloo"
@@ -72,24 +71,52 @@ def form_group() -> None:
 
 
 def _store(seconds: float) -> "Store":
-    """What all processes of this launch share, also before they are a group; a new one for every restart."""
-    from torch.distributed.distributed_c10d import PrefixStore
+    """What all processes of this launch share, also before they are a group."""
     from torch.distributed.rendezvous import rendezvous
 
+    store: Store
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
-    return PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    return store
 
 
-def _await_all(store: "Store", size: int, place: str) -> None:
-    keys = [f"multidds/here/{rank}" for rank in range(size)]
+# torchrun keeps one store over all restarts, and machines may count those differently. So the first process gives every
+# start a name, and opens it when all have come; the others come to the newest, until one is open that they came to.
+
+
+def _opened(store: "Store", rank: int, size: int, place: str) -> "Store":
+    """The part of the store that belongs to this start, by the first process."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    name = uuid.uuid4().hex
+    store.set(_START, name)
+    keys = {other: f"{name}/here/{other}" for other in range(size) if other != rank}
     try:
-        store.wait(keys, timedelta(seconds=PATIENCE))
+        store.wait(list(keys.values()), timedelta(seconds=PATIENCE))
     except RuntimeError:
-        missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        missing = ", ".join(str(other) for other, key in keys.items() if not store.check([key]))
         raise UserError(
             f"{size} processes were to meet at {place}, but rank {missing} did not come within {PATIENCE:.0f} seconds. "
             "Is every machine started, with the same number of processes?"
         ) from None
+    store.set(f"{name}/open", "")
+    return PrefixStore(name, store)
+
+
+def _joined(store: "Store", rank: int, size: int, place: str) -> "Store":
+    """The same by the others."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    mine, until = "", time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        name = store.get(_START).decode() if store.check([_START]) else ""
+        is_open = bool(name) and store.check([f"{name}/open"])
+        if is_open and name == mine:
+            return PrefixStore(name, store)
+        if name != mine and name and not is_open:
+            store.set(f"{name}/here/{rank}", "")
+            mine = name
+        time.sleep(0.05)
+    raise UserError(f"{size} processes were to meet at {place}, but not all came within {PATIENCE:.0f} seconds.")
 
 
 def _watch_next(rank: int, size: int, ring: Any) -> None:
@@ -121,7 +148,7 @@ def _is_first(unasked: bool) -> bool:
     with contextlib.suppress(UserError, RuntimeError, ValueError, OSError):
         if launched()[1] > 1:
             store = _watch[0] if _watch is not None else _store(10.0)
-            return bool(store.add("multidds/ended", 1) == 1)
+            return bool(store.add(f"multidds/ended/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}", 1) == 1)
     return unasked
 
 

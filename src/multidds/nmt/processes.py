@@ -3,11 +3,13 @@
 It goes through main memory (gloo) also where gradients do not, so that no step has to wait for an accelerator.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from multidds.replicas import ranks
 
@@ -32,6 +34,28 @@ class Processes:
     def any(self, here: bool) -> bool:
         """Whether it is so in any of them: one decision of all."""
         return self.summed([here])[0] > 0
+
+    def replicated(self, model: nn.Module, passed: Callable[[nn.Module], None]) -> nn.Module:
+        """The model with gradients that are means over the processes. passed: a pass through it that changes nothing.
+
+        DDP puts gradients into buckets in the order of the first backward pass, and sums of three or more numbers
+        depend on their place in a bucket. After that pass, every step has the same ones.
+        """
+        if self.size == 1:
+            return model
+        wrapped = DistributedDataParallel(model)
+        wrapped.broadcast_buffers = False  # they are constants
+        passed(wrapped)
+        return wrapped
+
+    def instead_of(self, before: int) -> str:
+        """What to say where they go on with a training of another number of processes."""
+        if self.size == before:
+            return ""
+        return (
+            f", with {self.size} process{'es' * (self.size > 1)} instead of {before}: mixture, counts and the next "
+            "examples are the same; dropout and rounding are not"
+        )
 
     def meet(self) -> None:
         """Go on when all are here."""

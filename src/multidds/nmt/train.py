@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from multidds import Update
 from multidds.randomness import derive, random_states, seed_all, set_random_states
@@ -25,6 +24,7 @@ from .batches import Batch, Sentences, Stream, assemble
 from .config import Config, read_run
 from .device import compiler_errors, device_of
 from .errors import UserError
+from .losses import RecentLosses
 from .model import make_model
 from .prepare import Prepared
 from .prior import prior_of, schedule_of
@@ -45,7 +45,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
     run = Training(config, folder)
     at = run.progress
     if at.step and not at.finished:
-        show.line(f"going on after step {at.step}{run.other_number()}")
+        show.line(f"going on after step {at.step}{run.processes.instead_of(run.before)}")
     alone = run.processes.size == 1
     with contextlib.closing(run), stop_signals(show, alone) as stop, compiler_errors():
         at.lap("rest")
@@ -105,41 +105,34 @@ class Training:
         self.optimizer = self._optimizer()
         self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
         self.schedule = schedule_of(config, self.data, self.mixture)
-        self.stream = Stream(
-            self.data,
-            self.mixture,
-            tokens=config.train.tokens,
-            accumulate=config.train.accumulate,
-            pool=config.train.pool,
-            mixing=config.train.mixing,
-            seed=config.train.seed,
-            rank=self.processes.rank,
-            world_size=self.processes.size,
-        )
+        self.stream = self._stream()
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
         self.balancer = make_balancer(
             config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0),
             self.processes.size,
         )  # fmt: skip
-        self.wrapped = self._replicated()
+        self.wrapped = self.processes.replicated(self.model, self._passed)
         self.progress = Progress()
-        self._before = self.processes.size  # processes of the training that goes on
-        self._unchecked: list[
-            tuple[Tensor, list[Batch], int]
-        ] = []  # loss and batches here, tokens of all; recent steps
+        self.before = self.processes.size  # processes of the training that goes on
+        self.losses = RecentLosses(self.processes)
         self._logged = (0, 0.0)  # tokens and seconds at the last line
-        offset = 0
-        if found is not None:
-            offset = self._load(*found)
+        offset = 0 if found is None else self._load(*found)
         self.processes.check_same({  # and nobody writes before all have read
             "recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step,
         })  # fmt: skip
-        first = self.processes.rank == 0
-        self.records = Records(folder, offset, self.progress.step) if first else None
-        if first:
+        self.records: Records | None = None
+        if self.processes.rank == 0:
+            self.records = Records(folder, offset, self.progress.step)
             write_run_config(config, folder, prepared)
         if found is None:
             self._record(Started(step=0, mixture=self.mixture.probabilities))
+
+    def _stream(self) -> Stream:
+        settings, processes = self.config.train, self.processes
+        return Stream(
+            self.data, self.mixture, tokens=settings.tokens, accumulate=settings.accumulate, pool=settings.pool,
+            mixing=settings.mixing, seed=settings.seed, rank=processes.rank, world_size=processes.size,
+        )  # fmt: skip
 
     def _optimizer(self) -> torch.optim.Optimizer:
         settings = self.config.train
@@ -152,31 +145,11 @@ class Training:
             fused=self.device.type in ("cpu", "cuda"),
         )
 
-    def _replicated(self) -> nn.Module:
-        """The model whose gradients are means over processes; alone the model itself.
-
-        DDP puts gradients into buckets in the order of the first backward pass, and sums of three or more numbers
-        depend on their place in a bucket. After a pass that changes nothing, every step has the same ones.
-        """
-        if self.processes.size == 1:
-            return self.model
-        wrapped = DistributedDataParallel(self.model)
-        wrapped.broadcast_buffers = False  # they are constants
+    def _passed(self, model: nn.Module) -> None:
+        """A forward and a backward pass that change nothing."""
         with compiler_errors():
-            loss = self._summed_loss(wrapped, assemble([(next(iter(self.data.values())), 0)]))
-            loss.backward()  # type: ignore[no-untyped-call]
+            self._summed_loss(model, assemble([(next(iter(self.data.values())), 0)])).backward()  # type: ignore[no-untyped-call]
         self.optimizer.zero_grad()
-        return wrapped
-
-    def other_number(self) -> str:
-        """What to say where another number of processes goes on with a run."""
-        now, before = self.processes.size, self._before
-        if now == before:
-            return ""
-        return (
-            f", with {now} process{'es' * (now > 1)} instead of {before}: mixture, counts and the next examples are "
-            "the same; dropout and rounding are not"
-        )
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -204,7 +177,7 @@ class Training:
         self.optimizer.zero_grad()
         if self.averaged is not None:
             self.averaged.update(self.progress.step + 1)
-        self._unchecked.append((total + 0 * length, batches, tokens))  # not finite if either is not
+        self.losses.add(total + 0 * length, batches, tokens)  # not finite if either is not
 
     def _summed_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         with self._autocast():
@@ -221,7 +194,7 @@ class Training:
         due = at.step % every == 0
         if not (due or self.device.type == "cpu" or at.step % self.config.train.save_every == 0):
             return
-        loss = self._check_losses()
+        loss = self.losses.checked(at.step, self.folder)
         at.lap("steps")  # on an accelerator this waits for them
         fraction = self.fraction()
         show.progress(
@@ -237,22 +210,9 @@ class Training:
             show.progress(fraction, {"tokens/s": speed})
             show.log(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
 
-    def _check_losses(self) -> float:
-        """The loss per token of the newest step; a UserError if one of the recent ones was not finite anywhere."""
-        values = torch.stack([loss for loss, _, _ in self._unchecked]).tolist()
-        totals = self.processes.summed(values)
-        first = self.progress.step - len(values) + 1
-        for i, (value, total, (_, batches, _)) in enumerate(zip(values, totals, self._unchecked, strict=True)):
-            if not math.isfinite(total):
-                here = [] if math.isfinite(value) else [name for batch in batches for name in batch.pairs]
-                pairs = ", ".join(dict.fromkeys(name for names in self.processes.gathered(here) for name in names))
-                # The step before may already have spoilt the parameters, though its own loss was finite.
-                good = [path for path in checkpoints.listed(self.folder) if checkpoints.step_of(path) < first + i - 1]
-                last = f"the last good checkpoint is {good[-1]}" if good else "there is no checkpoint before it"
-                raise UserError(f"step {first + i}: the loss or its gradient is not finite on {pairs}; {last}.")
-        tokens = self._unchecked[-1][2]
-        self._unchecked.clear()
-        return float(totals[-1]) / tokens
+    def check_losses(self) -> None:
+        if self.losses:
+            self.losses.checked(self.progress.step, self.folder)
 
     # ------------------------------------------------------------------------------------------ the mixture
 
@@ -297,7 +257,7 @@ class Training:
         """Measure every dev set; keep the best model; let priorities follow the losses."""
         at, select = self.progress, self.config.train.select
         at.lap("rest")
-        self._check_losses() if self._unchecked else None
+        self.check_losses()
         with self.at_averaged_weights():
             measured = self._measured()
             translated = self._translated() if select == "translation" else {}
@@ -364,8 +324,7 @@ class Training:
     # ------------------------------------------------------------------------------------------ saving
 
     def save(self) -> None:
-        if self._unchecked:
-            self._check_losses()
+        self.check_losses()
         if self.records is not None:
             self._write_checkpoint(self.records.flushed())
         self.processes.meet()  # nobody ends, or goes on, before it is written
@@ -423,7 +382,7 @@ class Training:
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
         set_random_states(self.device, parts["random"])
-        self._before = int(state.get("processes", 1))
+        self.before = int(state.get("processes", 1))
         return int(state["records"])
 
     def _write_best(self) -> None:
