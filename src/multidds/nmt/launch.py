@@ -36,12 +36,11 @@ def launched() -> tuple[int, int]:
         return 0, 1
     try:
         rank, size = (int(os.environ[name]) for name in LAUNCHED[:2])
-        assert 0 <= rank < size
-    except (ValueError, AssertionError):
+    except ValueError:
+        rank, size = 0, 0
+    if not 0 <= rank < size:
         given = ", ".join(f"{name}={os.environ[name]}" for name in LAUNCHED[:2])
-        raise UserError(
-            f"the launcher's environment has {given}: expected a rank below the number of processes."
-        ) from None
+        raise UserError(f"the launcher's environment has {given}: expected a rank below the number of processes.")
     return rank, size
 
 
@@ -184,6 +183,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def is_formed() -> bool:
+    """Whether this process is one of a group."""
     return _watch is not None
 
 
