@@ -135,15 +135,9 @@ class Training:
         )  # fmt: skip
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        settings = self.config.train
-        return torch.optim.Adam(
-            self.model.parameters(),
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),
-        )
+        settings, fused = self.config.train, self.device.type in ("cpu", "cuda")
+        options: dict[str, Any] = {"betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+        return torch.optim.Adam(self.model.parameters(), lr=settings.lr, eps=settings.eps, fused=fused, **options)
 
     def _passed(self, model: nn.Module) -> None:
         """A forward and a backward pass that change nothing."""
