@@ -170,7 +170,7 @@ def step(run: Training) -> float:
     batches, sentences, tokens = run.stream.next(run.steps_until_update())
     run.step(batches, tokens)
     at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
-    run.watch(batches, tokens, Silent())
+    run.watch(Silent())
     return time.perf_counter() - began
 
 

@@ -222,7 +222,10 @@ def test_each_trainer_is_imported_in_one_folder():
 
 
 # What the application shares with the core beside the public names: where it is among processes, and random states.
-SHARED = {"multidds.replicas": {"ranks"}, "multidds.randomness": {"random_states", "seed_all", "set_random_states"}}
+SHARED = {
+    "multidds.replicas": {"ranks"},
+    "multidds.randomness": {"derive", "random_states", "seed_all", "set_random_states"},
+}
 
 
 def test_the_application_uses_public_names_of_the_core_only():

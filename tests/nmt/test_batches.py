@@ -6,6 +6,7 @@ from toy_runs import small_config
 
 from multidds import Mixture
 from multidds.nmt.batches import Rows, Sentences, Stream, assemble, evaluation_batches, probe_batches
+from multidds.nmt.errors import UserError
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.vocabulary import BEGIN, END, tag_of
 
@@ -152,8 +153,43 @@ def test_ranks_share_the_batches_of_a_step(data):
         for rank, share in enumerate(shares):
             assert contents(share) == contents(together)[rank::2]
             assert share[1:] == together[1:]
-    with pytest.raises(ValueError, match="3 batches per step cannot be shared by 2 processes"):
-        stream_of(data, accumulate=3, rank=0, world_size=2)
+
+
+def sentences_of(step):
+    """The target sentences of a step, in any order."""
+    found = Counter()
+    for batch in step[0]:
+        start = 0
+        for end in (batch.target_out == END).nonzero().flatten().tolist():
+            found[tuple(batch.target_out[start:end].tolist())] += 1
+            start = end + 1
+    return found
+
+
+@pytest.mark.parametrize("mixing", ["example", "batch"])
+@pytest.mark.parametrize(("accumulate", "among"), [(1, 2), (1, 3), (2, 3), (3, 2)])
+def test_a_step_has_the_same_sentences_for_any_number_of_ranks(data, mixing, accumulate, among):
+    whole = stream_of(data, accumulate=accumulate, mixing=mixing)
+    for _ in range(3):
+        whole.next(6)
+    ranks = [stream_of(data, accumulate=accumulate, mixing=mixing, rank=r, world_size=among) for r in range(among)]
+    for rank in ranks:
+        rank.load_state_dict(whole.state_dict())  # in the middle of a pool
+    for _ in range(8):
+        together, shares = whole.next(6), [rank.next(6) for rank in ranks]
+        assert sum((sentences_of(share) for share in shares), Counter()) == sentences_of(together)
+        assert {len(share[0]) for share in shares} == {-(-accumulate // among)}
+        assert {share[1:] for share in shares} == {together[1:]}
+        assert max(b.padded for s in shares for b in s[0]) < 1.3 * 800 / among / -(-accumulate // among)
+    assert all(rank.state_dict() == whole.state_dict() for rank in ranks)
+
+
+def test_a_step_with_fewer_sentences_than_ranks_is_refused(data):
+    stream = stream_of(data, accumulate=1, tokens=1, rank=0, world_size=2)
+    with pytest.raises(
+        UserError, match=r"\[train\] tokens: a step has 1 sentence pairs, which 2 processes cannot share"
+    ):
+        stream.next(6)
 
 
 def test_a_validation_sees_every_sentence_once_within_its_budget(data):

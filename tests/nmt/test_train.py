@@ -167,7 +167,7 @@ def test_a_run_that_was_cut_off_ends_as_one_that_was_not(corpus, monkeypatch, tm
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
             run.step(batches, tokens)
             at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
-            run.watch(batches, tokens, Silent())
+            run.watch(Silent())
             if run.schedule is not None:
                 run.schedule.step()
             if run.balancer is not None and (update := run.balancer.step()):

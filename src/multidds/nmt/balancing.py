@@ -28,8 +28,10 @@ def make_balancer(
     train: Mapping[str, Sentences],
     dev: Mapping[str, Sentences],
     priority: str | dict[str, float],
+    processes: int = 1,
 ) -> Balancer | None:
-    """None where the mixture is static. loss: per token, of a probe batch in parts."""
+    """None where the mixture is static. loss: per token, of a probe batch in parts. The probe batches are shared by so
+    many processes, each of which takes at least one."""
     settings = config.mixture
     if settings.method == "static":
         return None
@@ -46,7 +48,7 @@ def make_balancer(
             reward=_rewards(settings.method),
             priority=priority,
             scorer=_rule(settings),
-            batches=batches,
+            batches=-(-batches // processes),
             step_ahead=settings.step_ahead or None,
             sketch=settings.sketch or None,
             decay=settings.decay,

@@ -18,6 +18,7 @@ from torch import Tensor
 from multidds import Draws, Mixture, Order
 
 from .config import Config
+from .errors import UserError
 from .prepare import Prepared
 from .vocabulary import BEGIN, END, tag_of
 
@@ -137,15 +138,20 @@ def assemble(items: list[Item]) -> Batch:
 
 def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:
     """Every sentence once, similar lengths together, at most `tokens` padded tokens per batch."""
+    return map(assemble, evaluation_items(sentences, tokens))
+
+
+def evaluation_items(sentences: Sentences, tokens: int) -> Iterator[list[Item]]:
+    """The sentences of those batches."""
     items: list[Item] = []
     longest = 0
     for i in np.lexsort((sentences.source_lengths + sentences.target_lengths, sentences.lengths)):
         longest = max(longest, int(sentences.lengths[i]))
         if items and longest * (len(items) + 1) > tokens:
-            yield assemble(items)
+            yield items
             items, longest = [], int(sentences.lengths[i])
         items.append((sentences, int(i)))
-    yield assemble(items)
+    yield items
 
 
 def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generator], list[Batch]]:
@@ -169,8 +175,8 @@ def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generato
 class Stream:
     """The training batches of one run: an endless sequence of steps, each a list of batches.
 
-    All ranks draw the same pool; of the batches of a step rank r of W takes every W-th. So N processes see what
-    one process sees that accumulates N times as many batches.
+    All ranks draw the same pool and share the sentences of each of its steps, so that a step is the same for any number
+    of processes: rank r of W takes every W-th batch; where their number does not go up, they are cut anew.
     """
 
     def __init__(
@@ -186,8 +192,6 @@ class Stream:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        if accumulate % world_size:
-            raise ValueError(f"Stream: {accumulate} batches per step cannot be shared by {world_size} processes.")
         self._accumulate, self._pool, self._seed = accumulate, pool, seed
         self._rank, self._world_size = rank, world_size
         self._sizes = {name: len(sentences) for name, sentences in data.items()}
@@ -209,7 +213,20 @@ class Stream:
         self._taken += 1
         sentences = sum(len(items) for items in step)
         tokens = sum(int(s.target_lengths[i]) for items in step for s, i in items)
-        return [assemble(items) for items in step[self._rank :: self._world_size]], sentences, tokens
+        return [assemble(items) for items in self._shares(step)[self._rank :: self._world_size]], sentences, tokens
+
+    def _shares(self, step: list[list[Item]]) -> list[list[Item]]:
+        """The sentences of a step in batches of which every rank gets as many."""
+        among = self._world_size
+        if len(step) % among == 0:
+            return step
+        items = [item for batch in step for item in batch]
+        if len(items) < among:
+            raise UserError(
+                f"[train] tokens: a step has {len(items)} sentence pairs, which {among} processes cannot share. Raise "
+                "tokens, or start fewer processes."
+            )
+        return _cut(items, min(-(-len(step) // among), len(items) // among) * among)
 
     @property
     def passes(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import display
+from . import display, launch
 from .display import err, out, say
 from .errors import UserError
 
@@ -34,21 +35,29 @@ Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set tra
 def main() -> None:
     try:
         app()
-    except UserError as error:
-        say(f"multidds: {error}", err)
-        raise SystemExit(2) from None
-    except OSError as error:  # a full disk, a folder without permission
+    except SystemExit as ended:
+        launch.leave(ended.code)
+    except BaseException as error:
+        if (found := _explained(error)) is None:
+            if not launch.is_formed():
+                raise
+            found = "".join(traceback.format_exception(error)), 1
+        launch.end(*found, lambda text: say(text, err))
+
+
+def _explained(error: BaseException) -> tuple[str, int] | None:
+    """(one line, exit code) where an error is not ours."""
+    if isinstance(error, UserError):
+        return f"multidds: {error}", 2
+    if launch.is_loss(error):
+        launch.await_the_end()
+        return "multidds: another process has ended, so all end; the same command goes on from the last checkpoint.", 1
+    if isinstance(error, OSError):  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
-        say(f"multidds: {where}{error.strerror or error}", err)
-        raise SystemExit(2) from None
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
-            raise
-        err.print("multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.")
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        err.print("multidds: stopped.")
-        raise SystemExit(130) from None
+        return f"multidds: {where}{error.strerror or error}", 2
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error).lower()):
+        return "multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.", 2
+    return ("multidds: stopped.", 130) if isinstance(error, KeyboardInterrupt) else None
 
 
 @corpora.command()
@@ -99,7 +108,12 @@ def prepare(
 def train(
     recipe: Recipe,
     run: Annotated[
-        Path | None, typer.Option(help="The folder of the run; by default runs/ and the recipe's name.")
+        Path | None,
+        typer.Option(
+            "--run",
+            "--folder",  # torchrun takes --run, wherever it stands, for one of its own
+            help="The folder of the run; by default runs/ and the recipe's name. Under torchrun: --folder.",
+        ),
     ] = None,
     set_: Set = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
@@ -108,18 +122,23 @@ def train(
     from .config import load_config
 
     config = load_config(recipe, set_)
+    rank, processes = launch.launched()
     if dry_run:
         from .dry_run import describe
 
-        describe(config, out)
+        if rank == 0:
+            describe(config, out)
         return
-    _avoid_amx([config])
+    _avoid_amx([config], rank == 0)
+    launch.form_group()
     from .train import train as start
 
     run = run or Path("runs") / recipe.stem
     again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *(p for s in set_ for p in ("--set", s))])
-    with display.Terminal() if out.is_terminal else display.Plain() as show:
+    with display.Quiet() if rank else display.Terminal() if out.is_terminal else display.Plain() as show:
         at = start(config, run, show)
+    if rank:
+        return
     if at.finished:
         from .validation import MEASURES
 
@@ -130,7 +149,8 @@ def train(
         out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
         say(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}")
     else:
-        say(f"Stopped and saved after step {at.step}. To go on: {again}")
+        how = again if processes == 1 else "the same command again"
+        say(f"Stopped and saved after step {at.step}. To go on: {how}")
 
 
 @app.command()
@@ -291,12 +311,12 @@ def mixture(
     print(export.written(chosen, format_, data))
 
 
-def _avoid_amx(configs: Sequence["Config"]) -> None:
+def _avoid_amx(configs: Sequence["Config"], aloud: bool = True) -> None:
     """Where a training wants bfloat16 on a CPU that dies of it; before torch is imported."""
     if any(c.train.precision == "bfloat16" and c.train.device.startswith(("auto", "cpu")) for c in configs):
         from .bfloat16 import limit_onednn
 
-        limit_onednn(lambda text: say(text, err))
+        limit_onednn(lambda text: say(text, err) if aloud else None)
 
 
 def _standard_input() -> Iterator[str]:

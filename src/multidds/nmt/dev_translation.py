@@ -14,6 +14,8 @@ from torch import Tensor
 
 from .batches import Sentences
 from .config import Config
+from .errors import UserError
+from .processes import Processes
 from .translate import begin, convert, open_model, text_of
 
 _FOLDER = "validation.partial"  # of the converted model, while it is being loaded
@@ -26,17 +28,43 @@ def dev_bleu(
     dev: Mapping[str, Sentences],
     run: Path,
     threads: int,
+    processes: Processes | None = None,
 ) -> tuple[dict[str, float], str]:
-    """({language pair: BLEU}, sacreBLEU's signature) of a model with these weights, translating as [translate] says."""
-    folder = run / _FOLDER
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """({language pair: BLEU}, sacreBLEU's signature) of a model with these weights, translating as [translate] says.
+
+    Processes share the dev sets. A dev set is translated as a whole, so that its batches do not depend on them.
+    """
+    processes = processes or Processes()
+    model = _converted(config, weights, vocabulary, run / _FOLDER, threads, processes)
+    mine = {name: dev[name] for name in list(dev)[processes.rank :: processes.size]}
+    shares = processes.gathered(bleu_of(model, config, vocabulary, mine, config.train.select_sentences))
+    scores = {name: score for share, _ in shares for name, score in share.items()}
+    return {name: scores[name] for name in dev}, shares[0][1]
+
+
+def _converted(
+    config: Config,
+    weights: Mapping[str, Tensor],
+    vocabulary: Mapping[str, list[str]],
+    folder: Path,
+    threads: int,
+    processes: Processes,
+) -> ctranslate2.Translator:
+    """Written by the first process, read by all."""
     try:
-        convert(config, {name: tensor.cpu().numpy() for name, tensor in weights.items()}, vocabulary, folder)
+        if processes.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            convert(config, {name: tensor.cpu().numpy() for name, tensor in weights.items()}, vocabulary, folder)
+        processes.meet()  # it is written
         model = open_model(folder, threads)
+        processes.meet()  # it is read
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return bleu_of(model, config, vocabulary, dev, config.train.select_sentences)
+        if processes.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    return model
 
 
 def bleu_of(

@@ -123,6 +123,15 @@ class Plain:
     log = line
 
 
+class Quiet(Plain):
+    """A training that another process tells about."""
+
+    def line(self, text: str) -> None:
+        pass
+
+    log = line
+
+
 class Terminal:
     """A training as a bar with speed, loss, mixture and the time left."""
 

@@ -53,22 +53,33 @@ class Progress:
         return spent
 
 
+_SAME = 5.0  # seconds: what a launcher hands on of a signal that its processes have too comes soon
+
+
 @dataclass
 class Stop:
     asked: bool = False
 
 
 @contextlib.contextmanager
-def stop_signals(show: Display) -> Iterator[Stop]:
-    """Ctrl-C or SIGTERM asks the loop to stop after the step; a second one stops at once."""
+def stop_signals(show: Display, alone: bool = True) -> Iterator[Stop]:
+    """Ctrl-C or SIGTERM asks the loop to stop after the step; a second one stops at once.
+
+    alone: whether this is the only process. If not, all stop after the step where one of them was asked.
+    """
     stop = Stop()
+    first = 0.0
 
     def ask(number: int, frame: Any) -> None:
-        if stop.asked:
+        nonlocal first
+        now = time.monotonic()
+        if stop.asked and (alone or now - first > _SAME):
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
-        stop.asked = True
-        show.line("stopping after this step; once more stops at once, without saving")
+        if not stop.asked:
+            stop.asked, first = True, now
+            if alone:
+                show.line("stopping after this step; once more stops at once, without saving")
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,6 +1,7 @@
 """The training loop, read top to bottom; saving and resuming.
 
 A run is one folder: config.json, records.jsonl, checkpoints/, best.safetensors, tensorboard/. One process writes it.
+Several processes share every step: each takes its part of the same sentences, and decides what all decide.
 """
 
 import contextlib
@@ -10,25 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from multidds import Update
-from multidds.randomness import random_states, seed_all, set_random_states
-from multidds.replicas import ranks
+from multidds.randomness import derive, random_states, seed_all, set_random_states
 
 from . import checkpoints
 from .allocator import keep_freed_memory
 from .averaging import AveragedWeights
 from .balancing import make_balancer, record_of
-from .batches import Batch, Sentences, Stream
+from .batches import Batch, Sentences, Stream, assemble
 from .config import Config, read_run
 from .device import compiler_errors, device_of
 from .errors import UserError
+from .losses import RecentLosses
 from .model import make_model
 from .prepare import Prepared
 from .prior import prior_of, schedule_of
+from .processes import Processes
 from .progress import Display, Progress, stop_signals
 from .records import AnyRecord, Records, Started, Stepped, Validated
 from .run_folder import check_run_folder, write_run_config
@@ -45,8 +45,9 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
     run = Training(config, folder)
     at = run.progress
     if at.step and not at.finished:
-        show.line(f"going on after step {at.step}")
-    with contextlib.closing(run), stop_signals(show) as stop, compiler_errors():
+        show.line(f"going on after step {at.step}{run.processes.instead_of(run.before)}")
+    alone = run.processes.size == 1
+    with contextlib.closing(run), stop_signals(show, alone) as stop, compiler_errors():
         at.lap("rest")
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
@@ -54,7 +55,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
             run.step(batches, tokens)
             at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
             at.lap("steps")
-            run.watch(batches, tokens, show)
+            run.watch(show)
             at.lap("rest")
 
             if run.schedule is not None:
@@ -68,11 +69,12 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
             at.finished = run.reason_to_finish()
             if epoch_ended or at.finished or run.is_to_validate():
                 run.validate(show)
-            if at.finished or epoch_ended or stop.asked or at.step % config.train.save_every == 0:
+            stopping = run.processes.any(stop.asked)
+            if at.finished or epoch_ended or stopping or at.step % config.train.save_every == 0:
                 at.lap("rest")
                 run.save()
                 at.lap("saving")
-            if stop.asked and not at.finished:
+            if stopping and not at.finished:
                 break
     return at
 
@@ -82,10 +84,10 @@ class Training:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.folder = folder
-        self.rank, self.world_size = ranks()
+        self.processes = Processes()
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
-        self.device = device_of(config)
+        self.device = device_of(config, self.processes.size)
         prepared = Prepared(config)
         self._vocabulary = prepared.vocabulary
         check_run_folder(config, folder, prepared)
@@ -103,44 +105,45 @@ class Training:
         self.optimizer = self._optimizer()
         self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
         self.schedule = schedule_of(config, self.data, self.mixture)
-        self.stream = Stream(
-            self.data,
-            self.mixture,
-            tokens=config.train.tokens,
-            accumulate=-(-config.train.accumulate // self.world_size) * self.world_size,
-            pool=config.train.pool,
-            mixing=config.train.mixing,
-            seed=config.train.seed,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
+        self.stream = self._stream()
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
         self.balancer = make_balancer(
-            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0)
-        )
-        self.wrapped: nn.Module = DistributedDataParallel(self.model) if self.world_size > 1 else self.model
+            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0),
+            self.processes.size,
+        )  # fmt: skip
+        self.wrapped = self.processes.replicated(self.model, self._passed)
         self.progress = Progress()
-        self._unchecked: list[tuple[Tensor, list[Batch], int]] = []  # loss, batches, target tokens of recent steps
+        self.before = self.processes.size  # processes of the training that goes on
+        self.losses = RecentLosses(self.processes)
         self._logged = (0, 0.0)  # tokens and seconds at the last line
-        offset = 0
-        if found is not None:
-            offset = self._load(*found)
-        self.records = Records(folder, offset, self.progress.step) if self.rank == 0 else None
-        if self.rank == 0:
+        offset = 0 if found is None else self._load(*found)
+        self.processes.check_same({  # and nobody writes before all have read
+            "recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step,
+        })  # fmt: skip
+        self.records: Records | None = None
+        if self.processes.rank == 0:
+            self.records = Records(folder, offset, self.progress.step)
             write_run_config(config, folder, prepared)
         if found is None:
             self._record(Started(step=0, mixture=self.mixture.probabilities))
 
+    def _stream(self) -> Stream:
+        settings, processes = self.config.train, self.processes
+        return Stream(
+            self.data, self.mixture, tokens=settings.tokens, accumulate=settings.accumulate, pool=settings.pool,
+            mixing=settings.mixing, seed=settings.seed, rank=processes.rank, world_size=processes.size,
+        )  # fmt: skip
+
     def _optimizer(self) -> torch.optim.Optimizer:
-        settings = self.config.train
-        return torch.optim.Adam(
-            self.model.parameters(),
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),
-        )
+        settings, fused = self.config.train, self.device.type in ("cpu", "cuda")
+        options: dict[str, Any] = {"betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+        return torch.optim.Adam(self.model.parameters(), lr=settings.lr, eps=settings.eps, fused=fused, **options)
+
+    def _passed(self, model: nn.Module) -> None:
+        """A forward and a backward pass that change nothing."""
+        with compiler_errors():
+            self._summed_loss(model, assemble([(next(iter(self.data.values())), 0)])).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad()
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -150,22 +153,25 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(settings.lr, settings.warmup, settings.warmup_from, self.progress.step + 1)
         total = torch.zeros((), device=self.device)
+        among = self.processes.size
+        if among > 1:  # each has its own dropout, which resuming finds again
+            seed_all(derive(settings.seed, "step", self.progress.step, self.processes.rank), [self.device])
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
-            with contextlib.nullcontext() if last or self.world_size == 1 else self.wrapped.no_sync():  # type: ignore[operator]
+            with contextlib.nullcontext() if last or among == 1 else self.wrapped.no_sync():  # type: ignore[operator]
                 loss = self._summed_loss(self.wrapped, batch)
                 # DDP averages over processes what should be summed.
-                (loss * (self.world_size / tokens)).backward()  # type: ignore[no-untyped-call]
+                (loss * (among / tokens)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         pairs = {name for batch in batches for name in batch.pairs}
-        if self.balancer is not None and settings.mixing == "batch" and len(pairs) == self.world_size == 1:
+        if self.balancer is not None and settings.mixing == "batch" and len(pairs) == among == 1:
             self.balancer.observe(pairs.pop())  # all of .grad is of one dataset; only moving averages listen
         length = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.averaged is not None:
             self.averaged.update(self.progress.step + 1)
-        self._unchecked.append((total + 0 * length, batches, tokens))  # not finite if either is not
+        self.losses.add(total + 0 * length, batches, tokens)  # not finite if either is not
 
     def _summed_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         with self._autocast():
@@ -176,13 +182,13 @@ class Training:
         bfloat16 = self.config.train.precision == "bfloat16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
 
-    def watch(self, batches: list[Batch], tokens: int, show: Display) -> None:
+    def watch(self, show: Display) -> None:
         """Stop at a loss that is not finite, and log. On an accelerator only now and then: it would have to wait."""
         at, every = self.progress, self.config.train.log_every
         due = at.step % every == 0
         if not (due or self.device.type == "cpu" or at.step % self.config.train.save_every == 0):
             return
-        loss = self._check_losses()
+        loss = self.losses.checked(at.step, self.folder)
         at.lap("steps")  # on an accelerator this waits for them
         fraction = self.fraction()
         show.progress(
@@ -198,20 +204,9 @@ class Training:
             show.progress(fraction, {"tokens/s": speed})
             show.log(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
 
-    def _check_losses(self) -> float:
-        """The loss per token of the newest step; a UserError if one of the recent ones was not finite."""
-        values = torch.stack([loss for loss, _, _ in self._unchecked]).tolist()
-        first = self.progress.step - len(values) + 1
-        for i, (value, (_, batches, _)) in enumerate(zip(values, self._unchecked, strict=True)):
-            if not math.isfinite(value):
-                pairs = ", ".join(dict.fromkeys(name for batch in batches for name in batch.pairs))
-                # The step before may already have spoilt the parameters, though its own loss was finite.
-                good = [path for path in checkpoints.listed(self.folder) if checkpoints.step_of(path) < first + i - 1]
-                last = f"the last good checkpoint is {good[-1]}" if good else "there is no checkpoint before it"
-                raise UserError(f"step {first + i}: the loss or its gradient is not finite on {pairs}; {last}.")
-        tokens = sum(batch.tokens for batch in self._unchecked[-1][1])
-        self._unchecked.clear()
-        return float(values[-1]) / tokens
+    def check_losses(self) -> None:
+        if self.losses:
+            self.losses.checked(self.progress.step, self.folder)
 
     # ------------------------------------------------------------------------------------------ the mixture
 
@@ -256,7 +251,7 @@ class Training:
         """Measure every dev set; keep the best model; let priorities follow the losses."""
         at, select = self.progress, self.config.train.select
         at.lap("rest")
-        self._check_losses() if self._unchecked else None
+        self.check_losses()
         with self.at_averaged_weights():
             measured = self._measured()
             translated = self._translated() if select == "translation" else {}
@@ -289,22 +284,18 @@ class Training:
     def _measured(self) -> Measured:
         self.model.eval()
         with self._autocast():
-            measured = measure(self.model, self.dev, self.config.train.batch_tokens, self.device)
+            measured = measure(self.model, self.dev, self.config.train.batch_tokens, self.device, self.processes)
         self.model.train()
         return measured
 
     def _translated(self) -> dict[str, Any]:
-        """BLEU of part of the dev sets with its signature, by the first process for all."""
-        found: list[Any] = [None]
-        if self.rank == 0:
-            from .dev_translation import dev_bleu
+        """BLEU of part of the dev sets with its signature."""
+        from .dev_translation import dev_bleu
 
-            weights = self.model.state_dict()
-            threads = torch.get_num_threads()
-            found = [dev_bleu(self.config, weights, self._vocabulary, self.dev, self.folder, threads)]
-        if self.world_size > 1:
-            dist.broadcast_object_list(found, src=0)
-        scores, signature = found[0]
+        weights, threads = self.model.state_dict(), torch.get_num_threads()
+        scores, signature = dev_bleu(
+            self.config, weights, self._vocabulary, self.dev, self.folder, threads, self.processes
+        )
         return {"bleu": scores, "signature": signature}
 
     def reason_to_finish(self) -> str:
@@ -327,10 +318,13 @@ class Training:
     # ------------------------------------------------------------------------------------------ saving
 
     def save(self) -> None:
-        if self._unchecked:
-            self._check_losses()
-        if self.rank != 0 or self.records is None:
-            return
+        self.check_losses()
+        if self.records is not None:
+            self._write_checkpoint(self.records.flushed())
+        self.processes.meet()  # nobody ends, or goes on, before it is written
+
+    def _write_checkpoint(self, records: int) -> None:
+        """records: their length in bytes."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, tensor in self.optimizer.state[parameter].items():
@@ -347,7 +341,8 @@ class Training:
             "stream": self.stream.state_dict(),
             "balancer": balancer,
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "records": self.records.flushed(),
+            "records": records,
+            "processes": self.processes.size,
         }
         path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
         checkpoints.write(path, tensors, state)
@@ -381,10 +376,11 @@ class Training:
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
         set_random_states(self.device, parts["random"])
+        self.before = int(state.get("processes", 1))
         return int(state["records"])
 
     def _write_best(self) -> None:
-        if self.rank == 0:
+        if self.processes.rank == 0:
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
             best = {"step": self.progress.step, "select": self.config.train.select, "value": self.progress.best}
             checkpoints.write(self.folder / "best.safetensors", tensors, best)

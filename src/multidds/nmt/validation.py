@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batches import Sentences, evaluation_batches
+from .batches import Batch, Sentences, assemble, evaluation_items
 from .model import Transformer
+from .processes import Processes
 
 ORDERS = (1, 2, 3, 4)  # the lengths of the n-grams, as in BLEU
 MEASURES = {  # [train] select -> what its value is called
@@ -54,25 +55,43 @@ def is_better(select: str, value: float, best: float | None) -> bool:
 
 
 @torch.no_grad()
-def measure(model: Transformer, dev: Mapping[str, Sentences], batch_tokens: int, device: torch.device) -> Measured:
-    """The model as it is: the caller has set it to eval, and autocast where it is wanted."""
+def measure(
+    model: Transformer,
+    dev: Mapping[str, Sentences],
+    batch_tokens: int,
+    device: torch.device,
+    processes: Processes | None = None,
+) -> Measured:
+    """The model as it is: the caller has set it to eval, and autocast where it is wanted.
+
+    Processes share the batches and add up in the same order what they found, so that it does not depend on them.
+    """
+    processes = processes or Processes()
+    names: list[str] = []  # of all batches, here and elsewhere
+    rows = []
+    for name, sentences in dev.items():
+        for items in evaluation_items(sentences, batch_tokens):
+            if len(names) % processes.size == processes.rank:
+                rows.append(_sums(model, assemble(items).to(device)))
+            names.append(name)
+    shares = processes.gathered(torch.stack(rows).tolist() if rows else [])
     found = Measured({}, {}, {}, {})
     for name, sentences in dev.items():
-        loss = torch.zeros((), device=device, dtype=torch.float32)
-        sums = torch.zeros(1 + len(ORDERS), device=device)  # hits, and the n-grams'
-        for batch in evaluation_batches(sentences, batch_tokens):
-            batch = batch.to(device)
-            batch_loss, log_p, hits = model.token_scores(batch)
-            loss += batch_loss
-            sums[0] += hits.sum()
-            sums[1:] += torch.stack(ngram_sums(log_p, batch.target_rows.positions))
+        places = [divmod(i, processes.size) for i, of in enumerate(names) if of == name]
+        values = np.array([shares[rank][i] for i, rank in places], np.float32)
+        loss, correct, *products = np.cumsum(values, axis=0, dtype=np.float32)[-1].tolist()  # one after another
         counts = ngram_counts(sentences.target_lengths)
-        correct, *products = sums.tolist()
-        found.dev_loss[name] = loss.item() / counts[0]
+        found.dev_loss[name] = loss / counts[0]
         found.accuracy[name] = correct / counts[0]
         found.expected_accuracy[name] = products[0] / counts[0]
         found.soft_bleu[name] = soft_bleu(products, counts)
     return found
+
+
+def _sums(model: Transformer, batch: Batch) -> Tensor:
+    """Of one batch: the loss, the first choices that are right, the n-grams'. # [2 + 4]"""
+    loss, log_p, hits = model.token_scores(batch)
+    return torch.stack([loss, hits.sum(), *ngram_sums(log_p, batch.target_rows.positions)]).float()
 
 
 def ngram_sums(log_p: Tensor, positions: Tensor) -> list[Tensor]:

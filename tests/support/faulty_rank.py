@@ -1,0 +1,55 @@
+"""The command line in a launched process, with faults: FAULTS = {restart: [[rank, place, step, what], ...]}.
+
+place: "step", "update", "validate" or "save", a method of the training or of its balancer; step: in or after which one;
+what: "kill", "poison" (a weight that is not finite), "full" (files may not grow), a signal's name, or "slow".
+"""
+
+import json
+import math
+import os
+import resource
+import signal
+import time
+
+import torch
+
+from multidds import Balancer
+from multidds.nmt import cli
+from multidds.nmt.train import Training
+
+SLOW = 3.0  # seconds
+
+
+def strike(what, training):
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "poison":
+        with torch.no_grad():
+            training.model.encoder_norm.g.fill_(math.nan)
+    elif what == "full":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    elif what == "slow":
+        time.sleep(SLOW)
+    else:
+        os.kill(os.getpid(), getattr(signal, what))
+
+
+def inject(rank, place, step, what):
+    owner, name = (Balancer, "_update") if place == "update" else (Training, place)
+    original = getattr(owner, name)
+
+    def faulty(self, *arguments):
+        at = arguments[0] if place == "update" else self.progress.step
+        if at == step and os.environ["RANK"] == str(rank):
+            strike(what, self)
+        return original(self, *arguments)
+
+    setattr(owner, name, faulty)
+
+
+if __name__ == "__main__":
+    faults = json.loads(os.environ.get("FAULTS", "{}"))
+    for fault in faults.get(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), []):
+        inject(*fault)
+    cli.main()
