@@ -28,10 +28,8 @@ def make_balancer(
     train: Mapping[str, Sentences],
     dev: Mapping[str, Sentences],
     priority: str | dict[str, float],
-    processes: int = 1,
 ) -> Balancer | None:
-    """None where the mixture is static. loss: per token, of a probe batch in parts. The probe batches are shared by so
-    many processes, each of which takes at least one."""
+    """None where the mixture is static. loss: per token, of a probe batch in parts."""
     settings = config.mixture
     if settings.method == "static":
         return None
@@ -48,7 +46,7 @@ def make_balancer(
             reward=_rewards(settings.method),
             priority=priority,
             scorer=_rule(settings),
-            batches=-(-batches // processes),
+            total_batches=batches,
             step_ahead=settings.step_ahead or None,
             sketch=settings.sketch or None,
             decay=settings.decay,

@@ -108,8 +108,7 @@ class Training:
         self.stream = self._stream()
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
         self.balancer = make_balancer(
-            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0),
-            self.processes.size,
+            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0)
         )  # fmt: skip
         self.wrapped = self.processes.replicated(self.model, self._passed)
         self.progress = Progress()
