@@ -88,9 +88,9 @@ def _check(trainer: Any, train_sets: Any) -> None:
         (not train_sets, "train_sets is empty."),
         (isinstance(trainer.train_dataset, MixedDataset), "it was called for this trainer before; make a new trainer."),
         (begun, f"the trainer has made {begun} steps already. Call it between the trainer's making and train()."),
-        *_of_this_version(trainer),
     ]
     refuse(_OWNER, rows)
+    refuse(_OWNER, _of_this_version(trainer))
     refuse(_OWNER, [*_of_formats(trainer, train_sets), *_of_streams(trainer, train_sets)])
 
 
