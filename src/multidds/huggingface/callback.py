@@ -100,6 +100,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _probed(self, trainer: Any) -> Any:
         return trainer.model  # the bare one: probes run eagerly, and average over processes themselves
 
+    def _loss_of_probes(self) -> Loss:
+        return loss_of(self._reference, self._loss)
+
     def _sources(self, sets: Mapping[str, Any], collate: Callable[[list[Any]], Any]) -> dict[str, Any]:
         return sources(sets, self._batch_size, collate)
 
@@ -132,7 +135,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         return Balancer(
             self._mixed.mixture,
             self._probed(self._trainer),
-            loss_of(self._reference, self._loss),
+            self._loss_of_probes(),
             train=self._sources(self._mixed.datasets, collate),
             dev=self._sources(self._dev, collate),
             **known | self._options,
