@@ -12,8 +12,9 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer import losses
-from sentence_transformers.sentence_transformer.modules import Dense, Dropout, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import Dense, Dropout, Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from multidds import Mixture
 from multidds.sentence_transformers import BalanceCallback, mixed_batches
@@ -24,11 +25,18 @@ SIZES = {"a": 10, "b": 26, "c": 15}  # of batches of 4, that is 3 + 7 + 4 = 14
 WORDS = [f"w{i}" for i in range(60)]
 
 
-def model(dropout=0.2):
+def model(dropout=0.2, bert=None):
+    """bert: a folder for a BERT, in place of the embeddings of words."""
     torch.manual_seed(0)
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", *WORDS])}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    layers = [StaticEmbedding(tokenizer, embedding_dim=8), Dropout(dropout), Dense(8, 6)]
+    if bert is None:
+        layers = [StaticEmbedding(tokenizer, embedding_dim=8), Dropout(dropout), Dense(8, 6)]
+    else:
+        shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        BertModel(BertConfig(vocab_size=61, max_position_embeddings=16, **shape)).save_pretrained(bert)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<unk>").save_pretrained(bert)
+        layers = [Transformer(str(bert)), Pooling(8)]
     return SentenceTransformer(modules=layers, device="cpu")
 
 
@@ -82,9 +90,18 @@ def arguments(folder, mixture, seed=1, **settings):
     return SentenceTransformerTrainingArguments(str(folder), **{**defaults, **settings})
 
 
-def trainer_of(folder, every=2, loss=losses.MultipleNegativesRankingLoss, data=None, dropout=0.2, settings=None, **options):
+def trainer_of(
+    folder,
+    every=2,
+    loss=losses.MultipleNegativesRankingLoss,
+    data=None,
+    dropout=0.2,
+    bert=False,
+    settings=None,
+    **options,
+):
     """A trainer and its callback; with every=None it has none."""
-    made = model(dropout)
+    made = model(dropout, folder / "bert" if bert else None)
     data = data or train_sets()
     trainer = Watched(
         made,

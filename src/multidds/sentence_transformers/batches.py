@@ -46,7 +46,9 @@ class MixedBatches:
         self.mixture, self._seed = mixture, seed
         self.datasets: dict[str, Any] = {}  # of the training, where a callback has told them
         self._step: int | None = None  # batches of an optimizer step, over all processes
-        self._passes: dict[str, _Passes] | None = None  # there is one from the first loader on
+        self._passes: dict[str, _Passes] = {}  # from the first loader on
+        self.length = 0  # batches of an epoch, likewise
+        self.restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return mixed_batches, (self.mixture, self._seed)  # the Trainer saves its arguments, not what was read
@@ -75,11 +77,10 @@ class MixedBatches:
             for name, sampler in zip(names, batch_samplers, strict=True)
         }
         whole = self._step or ranks()[1]
-        self.length = -(-sum(len(sampler) for sampler in batch_samplers) // whole) * whole  # batches of an epoch
+        self.length = -(-sum(len(sampler) for sampler in batch_samplers) // whole) * whole
         offsets = dict(zip(names, accumulate(map(len, dataset.datasets), initial=0), strict=False))
-        self._sampler = _Sampler(dataset, batch_samplers, generator, seed, self, offsets)
         self.restart()
-        return self._sampler
+        return _Sampler(dataset, batch_samplers, generator, seed, self, offsets)
 
     def _names_of(self, datasets: Sequence[Any]) -> list[str]:
         if self.datasets:
@@ -102,7 +103,7 @@ class MixedBatches:
         self._consumed, self._reader = draws, draws.fork()
         self._places = dict(places)  # {name: (pass, batches of it)} that training has consumed
         self._read: deque[tuple[str, tuple[int, int], int]] = deque()  # and not consumed: name, place behind it, size
-        for name, passes in (self._passes or {}).items():
+        for name, passes in self._passes.items():
             passes.go_to(*self._places[name])
 
     def epoch(self, number: int) -> Iterator[tuple[str, list[int]] | None]:
@@ -128,7 +129,6 @@ class MixedBatches:
         self._consumed.rule(self.mixture)
 
     def _next(self) -> tuple[str, list[int]]:
-        assert self._passes is not None
         name, _ = self._reader.draw()
         passes = self._passes[name]
         batch = passes.next()
@@ -169,7 +169,7 @@ class MixedBatches:
 
     def reads(self, loader_length: int, processes: int) -> bool:
         """Whether a loader of so many batches in each process is that of this training."""
-        return self._passes is not None and loader_length * processes == self.length
+        return bool(self._passes) and loader_length * processes == self.length
 
     def state_dict(self) -> dict[str, Any]:
         """The state after what training has consumed, mixtures that are still to take effect included."""
