@@ -273,16 +273,28 @@ def test_other_dev_sets_and_other_evaluations(tmp_path):
     assert given.format["type"] is None  # the user's own object is as it was
 
 
+class Looking(losses.MultipleNegativesRankingLoss):
+    """Says through which model it was computed."""
+
+    calls = ()
+
+    def forward(self, features, labels=None):
+        Looking.calls += (type(self.model).__name__,)
+        return super().forward(features, labels)
+
+
 def one_rank(rank, folder):
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": "true"}
     places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (folder / "port").read_text(), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update({key: str(value) for key, value in places.items()})
     torch.set_num_threads(1)
-    short, _, _ = trained_on(folder / "short", batches=1)
+    short = trained_on(folder / "short", batches=2)
     settings = {"save_strategy": "steps", "save_steps": 5, "max_steps": 12, "dataloader_drop_last": True}
-    whole, callback = trainer_of(folder / "long", dropout=0.0, settings=settings, **MOVING)
+    whole, callback = trainer_of(folder / "long", loss=Looking, dropout=0.0, settings=settings, **MOVING)
     whole.train()
-    assert whole.model_wrapped is not whole.model
+    wrapped, probes = "DistributedDataParallel", ["SentenceTransformer"] * 5  # three datasets, two dev sets
+    assert list(Looking.calls) == ([wrapped] * 2 + probes) * 6
+    assert type(whole.loss.model).__name__ == wrapped
     resumed, again = trainer_of(folder / "long", dropout=0.0, settings=settings, **MOVING)
     resumed.train(resume_from_checkpoint=str(folder / "long" / "checkpoint-5"))
     assert resumed.seen == whole.seen[5:]
@@ -298,11 +310,11 @@ def trained_on(folder, batches, **settings):
     """A training that ends with its first update: one process with accumulation reads less far ahead than two."""
     fixed = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "dataloader_drop_last": True}
     parts = dict.fromkeys("abc", losses.MultipleNegativesRankingLoss)
-    made = {"every": 3, "dropout": 0.0, "loss": parts, "batches": batches, **MOVING}
+    made = {"every": 3, "dropout": 0.0, "loss": parts, "batches": batches, "scorer": Anchored(plan=False)}
     trainer, callback = trainer_of(folder, settings={**fixed, **settings}, **made)
     trainer.train()
     weights = {name: p.tolist() for name, p in trainer.model.named_parameters()}
-    return [mixtures(trainer)[3], weights], trainer, callback
+    return mixtures(trainer)[3], weights, callback.balancer.history[0].noise
 
 
 @pytest.mark.slow
@@ -318,8 +330,9 @@ def test_two_processes_share_one_sequence_of_batches(tmp_path):
     assert same == [moves, state]
     names = [name for pair in zip(first, second, strict=True) for name, _ in pair]
     assert names == simulated(24, {2 * int(step) + 2: mixture for step, mixture in moves.items()})
-    (mixture, weights), _, _ = trained_on(tmp_path / "one", batches=2, gradient_accumulation_steps=2)
+    mixture, weights, noise = trained_on(tmp_path / "one", batches=4, gradient_accumulation_steps=2)
     assert short[0] == pytest.approx(mixture, abs=1e-5)
+    assert short[2] == pytest.approx(noise, abs=1e-5)
     for name, values in weights.items():
         torch.testing.assert_close(torch.tensor(short[1][name]), torch.tensor(values), atol=1e-5, rtol=0)
 
