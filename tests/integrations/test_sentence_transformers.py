@@ -8,6 +8,8 @@ import socket
 import pytest
 import torch
 from datasets import DatasetDict
+import sentence_transformers_fit
+from options_shown import check_help, check_signature
 from ranks import leave
 from sentence_transformers.base.sampler import ProportionalBatchSampler
 from sentence_transformers.sentence_transformer import losses
@@ -395,3 +397,15 @@ def test_loaders_that_cannot_be_right_are_refused(tmp_path):
 def test_the_arguments_can_be_saved_and_loaded(tmp_path):
     again = pickle.loads(pickle.dumps(mixed_batches(Mixture({"a": 0.2, "b": 0.8}), seed=4)))
     assert again.mixture.probabilities == {"a": 0.2, "b": 0.8}
+
+
+def test_every_option_is_shown_and_documented():
+    check_signature(BalanceCallback)
+    check_help(BalanceCallback)
+
+
+@pytest.mark.slow
+def test_the_example_draws_what_helps_more_often(capsys):
+    found = sentence_transformers_fit.main(steps=60)
+    assert found.keys() == {"proportional", "learned"}
+    assert "final mixture" in capsys.readouterr().out

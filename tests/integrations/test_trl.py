@@ -7,6 +7,8 @@ import socket
 import datasets
 import pytest
 import torch
+import trl_sft
+from options_shown import check_help, check_signature
 from ranks import leave
 from toy_trainers import lasting, mixtures
 from toy_trl import SIZES, dev_sets, dpo, reward, rows, sft, train_sets
@@ -204,3 +206,15 @@ def test_sets_of_both_formats_work_where_the_settings_say_how(tmp_path):
         assert (-100 in trainer.train_dataset.datasets["d"][0]["labels"]) == masked
         trainer.train()
     assert SIZES.keys() < trainer.train_dataset.datasets.keys()
+
+
+def test_every_option_is_shown_and_documented():
+    check_signature(balance, own=["seed"])
+    check_help(balance)
+
+
+@pytest.mark.slow
+def test_the_example_leaves_the_tables_to_others(capsys):
+    losses = trl_sft.main(steps=60)
+    assert losses.keys() == {"proportional", "learned"}
+    assert "final mixture" in capsys.readouterr().out
