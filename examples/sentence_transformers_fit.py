@@ -34,7 +34,10 @@ def pairs(name: str, size: int, seed: int) -> datasets.Dataset:
     draw = random.Random(f"{name} {seed}")
     said = [draw.sample(MEANINGS[name], 4) for _ in range(size)]
     meant = [draw.sample(MEANINGS[name], 4) for _ in range(size)] if name == "junk" else said
-    columns = {"anchor": [[f"a{m}" for m in row] for row in said], "positive": [[f"b{m}" for m in row] for row in meant]}
+    columns = {
+        "anchor": [[f"a{m}" for m in row] for row in said],
+        "positive": [[f"b{m}" for m in row] for row in meant],
+    }
     return datasets.Dataset.from_dict({column: [" ".join(row) for row in rows] for column, rows in columns.items()})
 
 

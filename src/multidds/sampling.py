@@ -158,8 +158,8 @@ class MixtureSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._found_its_place and _read_by("accelerate.data_loader"):
             raise ValueError(
-                "MixtureSampler: its loader was prepared by Accelerate, which shares the batches out among the processes "
-                "a second time, and reads one ahead, so that a saved state would be one too far. Do not prepare the "
+                "MixtureSampler: its loader was prepared by Accelerate, which shares the batches out among processes a "
+                "second time, and reads one ahead, so that a saved state would be one too far. Do not prepare the "
                 "loader: accelerator.prepare(model, optimizer) is enough; move batches to the device in the loss."
             )
         return self._endless()

@@ -36,8 +36,8 @@ def balance(
     train_sets: {name: dataset}, as TRL takes them; each is prepared as the trainer prepared its own (chat template,
         tokens, completion mask, truncation, packing, reference log probabilities).
     mixture: what to begin with; None: in proportion to the sizes after preparation.
-    dev: by default all of the trainer's `eval_dataset`, a dict; or some of its names, or a dict of other dev sets, which
-        are prepared, too.
+    dev: by default all of the trainer's `eval_dataset`, a dict; or some of its names, or a dict of other dev sets,
+        which are prepared, too.
     seed: of the draws, and of everything random in probes.
 
     Returns the callback, which the trainer has from now on; `callback.balancer` is its balancer. The trainer's
@@ -61,7 +61,7 @@ def balance(
 
 
 def _prepared(trainer: Any, dataset: Any, name: str, role: str) -> Any:
-    """What the trainer makes of a dataset when it is made, or evaluates, with its own arguments. role: train or eval."""
+    """What the trainer, with its arguments, makes of a dataset to train on or to evaluate. role: train or eval."""
     args = trainer.args
     if not getattr(trainer, "_skip_prepare_dataset", False):
         packing = getattr(args, "packing", False)
@@ -101,7 +101,10 @@ def _of_this_version(trainer: Any) -> Iterable[Refusal]:
     yield prepare is None, f"{type(trainer).__name__} has no method _prepare_dataset. {advice}"
     known = {"dataset", "processing_class", "args", "dataset_name", "packing", "formatting_func"}
     others = [key for key in inspect.signature(prepare).parameters if key not in known]  # type: ignore[arg-type]
-    yield others, f"_prepare_dataset of {type(trainer).__name__} wants {listed(others)}, which is unknown here. {advice}"
+    yield (
+        others,
+        f"_prepare_dataset of {type(trainer).__name__} wants {listed(others)}, which is unknown here. {advice}",
+    )
     yield (
         getattr(trainer.args, "precompute_ref_log_probs", False) and not hasattr(trainer, "_precompute_ref_logps"),
         f"precompute_ref_log_probs=True needs the method _precompute_ref_logps. {advice} Or set it to False.",
@@ -110,7 +113,7 @@ def _of_this_version(trainer: Any) -> Iterable[Refusal]:
 
 def _of_formats(trainer: Any, train_sets: Mapping[str, Any]) -> Iterable[Refusal]:
     """What a trainer decides by its one dataset must be right for all."""
-    examples = {name: next(iter(d), {}) for name, d in train_sets.items()}
+    examples: dict[str, Any] = {name: next(iter(d), {}) for name, d in train_sets.items()}
     pictures = [name for name, example in examples.items() if {"image", "images"} & example.keys()]
     yield (
         pictures or getattr(trainer, "_is_vision_dataset", False),
@@ -122,8 +125,8 @@ def _of_formats(trainer: Any, train_sets: Mapping[str, Any]) -> Iterable[Refusal
     unlike = [name for name, example in examples.items() if ({"prompt", "completion"} <= example.keys()) != decided]
     yield (
         unlike and any("input_ids" not in examples[name] for name in unlike),
-        f"some datasets have prompts and completions, others ({listed(unlike)}) are not like the one that the trainer was "
-        "made with, which would decide for all. Set completion_only_loss=True or False in SFTConfig.",
+        f"some datasets have prompts and completions, others ({listed(unlike)}) are not like the one that the trainer "
+        "was made with, which would decide for all. Set completion_only_loss=True or False in SFTConfig.",
     )
 
 
@@ -131,6 +134,6 @@ def _of_streams(trainer: Any, train_sets: Mapping[str, Any]) -> Iterable[Refusal
     streams = [name for name, d in train_sets.items() if is_stream(d)]
     yield (
         streams and not is_stream(trainer.train_dataset),
-        f"some datasets are streams ({listed(streams)}), but the trainer was made with one that is not. Make it with one "
-        "of the streams: it reads them otherwise.",
+        f"some datasets are streams ({listed(streams)}), but the trainer was made with one that is not. Make it with "
+        "one of the streams: it reads them otherwise.",
     )

@@ -166,7 +166,9 @@ def test_a_loader_prepared_out_of_habit_is_refused():
         {"sampler": MixtureSampler(SIZES, mixture), "batch_size": 64},
     ):
         loader = accelerator.prepare(loader_of(sampler))
-        with pytest.raises(ValueError, match="^MixtureSampler: its loader was prepared by Accelerate, .* Do not prepare"):
+        with pytest.raises(
+            ValueError, match="^MixtureSampler: its loader was prepared by Accelerate, .* Do not prepare"
+        ):
             next(iter(loader))
         next(iter(loader_of(sampler)))
     message = "^{}: {} 'web': the loader was prepared by Accelerate, .* Give it unprepared"

@@ -1,9 +1,5 @@
 """A small trainer of sentence-transformers with its data, tokenizer and model, made here: nothing is downloaded."""
 
-import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import datasets
 import torch
 from sentence_transformers import (

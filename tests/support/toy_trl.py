@@ -2,7 +2,6 @@
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # TRL would tell its hub of every trainer
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 import copy

@@ -82,7 +82,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _trainer(self) -> Any:
         return self._reference()
 
-    # What depends on how a Trainer draws: here a MixedDataset, by examples. Callbacks for other trainers have their own.
+    # What depends on how a Trainer draws: here by examples of a MixedDataset. Callbacks for others have their own.
 
     def _check(self, trainer: Any, allowed: int = 0) -> None:
         refusals.check_trainer(trainer, type(self), allowed)

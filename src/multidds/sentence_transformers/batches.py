@@ -88,7 +88,10 @@ class MixedBatches:
         names = list(self.mixture.names)
         first = [d[0].get("dataset_name", name) for name, d in zip(names, datasets, strict=False) if len(d)]
         rows = [
-            (len(names) != len(datasets), f"the mixture has {len(names)} names, but there are {len(datasets)} datasets."),
+            (
+                len(names) != len(datasets),
+                f"the mixture has {len(names)} names, but there are {len(datasets)} datasets.",
+            ),
             (first != names, f"the mixture has the names {names}, but the datasets are {first}, in this order."),
         ]
         refuse(_OWNER, rows)

@@ -69,7 +69,9 @@ class BalanceCallback(HuggingFaceCallback):
         if isinstance(dev, Mapping):
             losses = trainer.loss if isinstance(trainer.loss, dict) else found
             without = [name for name in found if name not in losses]
-            refuse(OWNER, [(without, f"the dev sets {without} have no loss of their name; the losses are {[*losses]}.")])
+            refuse(
+                OWNER, [(without, f"the dev sets {without} have no loss of their name; the losses are {[*losses]}.")]
+            )
             together = type(trainer.train_dataset)(untransformed_copies(found))
             found = dict(trainer.preprocess_dataset(together, dataset_name="eval"))
         return found
