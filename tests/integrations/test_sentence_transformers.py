@@ -437,4 +437,6 @@ def test_the_block_of_the_integrations_page_runs(tmp_path):
     names |= {"train_sets": train_sets(), "dev_sets": dev_sets(), "steps": 20}
     names["loss"] = losses.MultipleNegativesRankingLoss(made)
     exec(code, names)
-    assert mixtures(names["trainer"])
+    trained = names["trainer"]
+    assert trained.state.global_step == 20
+    assert "BalanceCallback" in trained.state.stateful_callbacks

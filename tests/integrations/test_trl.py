@@ -237,4 +237,6 @@ def test_the_block_of_the_integrations_page_runs(tmp_path):
     names = {"SFTTrainer": SFTTrainer, "model": model(), "args": SFTConfig(**settings_of(tmp_path, max_steps=20))}
     names |= {"train_sets": data, "dev_sets": dev_sets(), "tokenizer": tokenizer()}
     exec(code, names)
-    assert mixtures(names["trainer"])
+    trained = names["trainer"]
+    assert trained.state.global_step == 20
+    assert "BalanceCallback" in trained.state.stateful_callbacks
