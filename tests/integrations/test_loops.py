@@ -139,9 +139,10 @@ def test_the_command_of_the_example_starts_two_processes(tmp_path):
     (line,) = [line.split() for line in accelerate_loop.__doc__.splitlines() if "torchrun" in line and "--" in line]
     script = tmp_path / "counted.py"
     script.write_text(
-        "import accelerate_loop, torch.distributed as dist\n"
-        "accelerate_loop.main(40)\n"
-        "print(f'process {dist.get_rank()} of {dist.get_world_size()}', flush=True)\n"
+        "import pathlib, accelerate_loop, torch.distributed as dist\n"
+        "mixture = accelerate_loop.main(40)\n"
+        "place = f'{dist.get_rank()} of {dist.get_world_size()}'\n"
+        "pathlib.Path(__file__).with_name(place).write_text(str(mixture))\n"
         "from ranks import leave\n"
         "leave()\n"
     )
@@ -150,9 +151,9 @@ def test_the_command_of_the_example_starts_two_processes(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *line[1:-1], str(script)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.splitlines()
-    assert sorted(text for text in said if text.startswith("process")) == ["process 0 of 2", "process 1 of 2"]
-    assert len([text for text in said if text.startswith("mixture:")]) == 1
+    said = {path.name: path.read_text() for path in tmp_path.glob("* of *")}
+    assert said.keys() == {"0 of 2", "1 of 2"}
+    assert len(set(said.values())) == 1  # one mixture
 
 
 def loader_of(sampler):
