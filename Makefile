@@ -33,7 +33,7 @@ check: $(READY)  ## formatting, lint and types; any finding is an error
 	$(BIN)/mypy
 
 docs: $(READY)  ## the reference of the public names, as HTML in build/docs
-	$(BIN)/pdoc --output-directory build/docs multidds multidds.huggingface multidds.lightning
+	$(BIN)/pdoc --output-directory build/docs multidds multidds.huggingface multidds.lightning multidds.trl multidds.sentence_transformers
 
 wheel: $(READY)  ## build a wheel; run an example in an environment with torch and numpy alone
 	rm -rf dist build/bare

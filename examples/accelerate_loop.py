@@ -1,11 +1,12 @@
-"""The task of plain_loop.py with Accelerate: on one process or, with `accelerate launch`, on several.
+"""The task of plain_loop.py with Accelerate: on one process or, with `torchrun`, on several.
 
 `accelerator.prepare` takes the model and the optimizer but not the loader. It would share the batches out among the
 processes a second time (the sampler has done it: rank r takes every W-th draw of one sequence), and it reads one batch
-ahead, so that a saved sampler would be one batch too far. Batches are moved to the device in `loss` instead.
+ahead, so that a saved sampler would be one batch too far; the sampler refuses. Batches are moved to the device in
+`loss` instead.
 
     python examples/accelerate_loop.py
-    accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
+    torchrun --nproc-per-node 2 examples/accelerate_loop.py
 """
 
 import tempfile

@@ -81,7 +81,7 @@ def test_the_trainer_of_the_readme_runs_before_and_after_the_diff(tmp_path):
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")  # Lightning 2.6 with torch 2.13
 @pytest.mark.slow
 def test_the_blocks_of_the_integrations_page_run(tmp_path, monkeypatch):
-    trainer, lightning_ = blocks(ROOT / "docs" / "integrations.md", "python")
+    trainer, _, _, lightning_ = blocks(ROOT / "docs" / "integrations.md", "python")  # the others: beside their toys
     names = trainer_surroundings(tmp_path, steps=500)
     exec(trainer, names)
     assert any("mixture/a" in log for log in names["trainer"].state.log_history)
@@ -150,7 +150,7 @@ def test_the_files_of_the_architecture_page_are_the_files_there_are():
     for folder, names in listed.items():
         there = {path.stem for path in (sources / folder).iterdir() if path.suffix in (".py", "")}
         assert names == there - {"__init__", "__main__", "__pycache__"}, folder
-    assert listed.keys() == {".", "huggingface", "lightning", "nmt"}
+    assert listed.keys() == {".", "huggingface", "lightning", "nmt", "sentence_transformers"}
 
 
 def test_the_plain_loop_drops_the_noise_and_finds_what_helps():

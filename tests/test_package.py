@@ -94,7 +94,7 @@ MAY_IMPORT = {
         "options",
         "probing",
     },
-    "huggingface.probes": {"checks", "huggingface.refusals", "mixed_dataset", "probing", "sources"},
+    "huggingface.probes": {"checks", "huggingface.refusals", "mixed_dataset", "probing", "snapshots", "sources"},
     "huggingface.refusals": {"checks", "mixed_dataset"},
     "lightning": {"lightning.callback", "loading"},
     "lightning.callback": {
@@ -111,6 +111,19 @@ MAY_IMPORT = {
     },
     "lightning.probes": {"loading", "probing", "snapshots", "sources"},
     "lightning.refusals": {"checks", "loading", "mixture", "probing"},
+    "trl": {"checks", "huggingface", "mixed_dataset", "mixture", "options"},
+    "sentence_transformers": {"sentence_transformers.batches", "sentence_transformers.callback"},
+    "sentence_transformers.batches": {"checks", "draws", "mixture", "randomness", "replicas"},
+    "sentence_transformers.callback": {
+        "balancer",
+        "checks",
+        "huggingface.callback",
+        "huggingface.probes",
+        "huggingface.refusals",
+        "options",
+        "probing",
+        "sentence_transformers.batches",
+    },
 }
 
 
@@ -213,11 +226,12 @@ def test_each_trainer_is_imported_in_one_folder():
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 yield node.module
 
-    users = {"transformers": set(), "accelerate": set(), "datasets": set(), "lightning": set()}
+    expected = {"transformers": {"huggingface"}, "accelerate": set(), "datasets": set(), "lightning": {"lightning"}}
+    expected |= {"trl": {"trl.py"}, "sentence_transformers": {"sentence_transformers"}}
+    users = {library: set() for library in expected}
     for path in SOURCES.rglob("*.py"):
         for root in {name.split(".")[0] for name in imported(path)} & users.keys():
             users[root].add(path.relative_to(SOURCES).parts[0])
-    expected = {"transformers": {"huggingface"}, "accelerate": set(), "datasets": set(), "lightning": {"lightning"}}
     assert users == expected
 
 

@@ -6,6 +6,7 @@ There is one global sequence of draws (`draws`); rank r of W takes every W-th of
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ class MixtureSampler(Sampler[Any]):
     batch_size: indices of a batch; None: single indices.
     seed: of the draws and of the order within each pass.
     rank, world_size: this process among those that share the sequence of draws; by default those of torch.distributed.
+        0 and 1 give all of it, for a loader that shares batches out by itself (Accelerate's, prepared).
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class MixtureSampler(Sampler[Any]):
         self._offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         self._batch_size = batch_size
         self._rank, self._world_size = place_among_ranks("MixtureSampler", rank, world_size)
+        self._found_its_place = world_size is None
         self._per_batch = (batch_size or 1) * self._world_size  # draws, over all ranks
         self._start(Draws(mixture, seed), 0)
 
@@ -153,6 +156,15 @@ class MixtureSampler(Sampler[Any]):
         self._consumed, self._batches = draws.fork(), batches  # a place that follows behind; states begin there
 
     def __iter__(self) -> Iterator[Any]:
+        if self._found_its_place and _read_by("accelerate.data_loader"):
+            raise ValueError(
+                "MixtureSampler: its loader was prepared by Accelerate, which shares the batches out among processes a "
+                "second time, and reads one ahead, so that a saved state would be one too far. Do not prepare the "
+                "loader: accelerator.prepare(model, optimizer) is enough; move batches to the device in the loss."
+            )
+        return self._endless()
+
+    def _endless(self) -> Iterator[Any]:
         while True:
             yield self._indices(1)[0] if self._batch_size is None else self._indices(self._batch_size)
 
@@ -216,6 +228,11 @@ class MixtureSampler(Sampler[Any]):
         check_sizes("MixtureSampler", self._sizes, state["sizes"])
         self._draws.load_state_dict(state)
         self._start(self._draws, int(state["batches"]))
+
+
+def _read_by(module: str) -> bool:
+    """Whether code of this module asks, if only through a loader: nothing else tells a sampler who reads it."""
+    return any(frame.f_globals.get("__name__") == module for frame, _ in walk_stack(None))
 
 
 def _first_dimension(batch: Any) -> int:

@@ -6,7 +6,7 @@ Parameters, buffers and flags of a model are the prober's (`probing`), and so ar
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,15 +17,16 @@ _CONTAINERS = (list, dict, set, deque)
 
 
 @contextmanager
-def attributes_put_back(objects: Iterable[object]) -> Iterator[None]:
+def attributes_put_back(objects: Iterable[object], leave: Collection[str] = ()) -> Iterator[None]:
     """Attributes of these objects that are set, added, removed or changed in place meanwhile are as before afterwards.
 
-    In place: tensors, and lists, dicts, sets and deques, two of them deep. What an object of another class keeps in
-    attributes of its own is put back if that object is given, too, as by `module.modules()`.
+    In place: tensors, and lists, dicts, sets and deques, three of them deep. What an object of another class keeps in
+    attributes of its own is put back if that object is given, too, as by `module.modules()`. `leave`: names of
+    attributes that are left alone.
     """
     kept = []
     for owner in objects:
-        others = _INTERNALS if isinstance(owner, nn.Module) else frozenset()
+        others = _INTERNALS.union(leave) if isinstance(owner, nn.Module) else frozenset(leave)
         attributes = vars(owner)
         values = {key: _kept(value) for key, value in attributes.items() if key not in others}
         kept.append((attributes, others, values))
@@ -40,10 +41,10 @@ def attributes_put_back(objects: Iterable[object]) -> Iterator[None]:
                 attributes[key] = value
 
 
-def _kept(value: Any, depth: int = 2) -> tuple[Any, Any]:
+def _kept(value: Any, depth: int = 3) -> tuple[Any, Any]:
     """(the object, what is in it). The object itself stays: metrics share theirs.
 
-    Two containers deep, as in {"loss": []}; tensors that a list has collected are not copied.
+    Three containers deep, as in {"train": {"loss": []}}; tensors that a list has collected are not copied.
     """
     if isinstance(value, Tensor):
         return value, None if value.is_inference() else (value._version, value.detach().clone())

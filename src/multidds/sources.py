@@ -44,6 +44,11 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     label, key = f"{owner}: {role} {name!r}", (seed, role, name)
     if callable(source) and not hasattr(source, "__iter__"):
         return _Function(key, source)
+    if any(kind.__module__ == "accelerate.data_loader" for kind in type(source).__mro__):
+        raise ValueError(
+            f"{label}: the loader was prepared by Accelerate, whose loaders keep all processes in step and "
+            "decide when gradients are synchronised. Give it unprepared; move batches to the device in the loss."
+        )
     stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
     if hasattr(source, "__next__") and not stateful:
         raise ValueError(

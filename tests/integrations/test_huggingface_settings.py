@@ -1,12 +1,26 @@
 """Ordinary settings of the Trainer that the callback has to live with: each one resumes exactly, or is refused."""
 
+from collections import defaultdict, deque
+
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler
-from toy_trainers import SIZES, Classifier, Rows, Watched, arguments, arrow, mixtures, streams, train_sets, trainer_of
+from toy_trainers import (
+    SIZES,
+    Classifier,
+    Rows,
+    Watched,
+    arguments,
+    arrow,
+    lasting,
+    mixtures,
+    streams,
+    train_sets,
+    trainer_of,
+)
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -16,7 +30,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from multidds import Mixture
+from multidds import Anchored, Mixture
 from multidds.huggingface import BalanceCallback, MixedDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")  # on a CPU
@@ -306,3 +320,48 @@ def test_a_callback_that_was_added_twice_is_refused(tmp_path):
     trainer.add_callback(callback)
     with pytest.raises(ValueError, match="^BalanceCallback: the Trainer has one already; remove it with"):
         trainer.train()
+
+
+class Counting(Watched):
+    """Keeps figures as subclasses of Trainer do: in numbers, tensors, containers and modules; and logs in its loss."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.figures = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self.recent, self.total = deque(maxlen=3), torch.zeros(())
+        self.metric = nn.Module()
+        self.metric.count = torch.zeros(())
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.figures["train"]["double"].append(2 * loss.item())
+        self.recent.append(loss.item())
+        self.total += loss.detach()
+        self.metric.count += len(inputs["x"])
+        self.calls = getattr(self, "calls", 0) + 1
+        self.log({"inner": loss.item()})
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, start_time=None):
+        if "loss" in logs:
+            means = {key: sum(values) / len(values) for key, values in self.figures["train"].items()}
+            logs |= {**means, "recent": sum(self.recent), "total": self.total.item(), "calls": self.calls}
+            logs["count"] = self.metric.count.item()
+        self.figures["train"].clear()  # whoever logs, as in TRL
+        super().log(logs, start_time)
+
+
+def test_what_a_subclass_counts_and_logs_is_what_it_would_without_probes(tmp_path):
+    found = []
+    for every in (3, 1000):
+        scorer = Anchored(strength=0.0, plan=False)  # the mixture stays, but updates are made
+        settings = {"max_steps": 6, "logging_steps": 3}
+        trainer, callback = trainer_of(tmp_path, every, kind=Counting, scorer=scorer, settings=settings)
+        trainer.train()
+        assert len(callback.balancer.history) == (2 if every == 3 else 0)
+        rows = [row for row in lasting(trainer.state.log_history) if "mixture/a" not in row]
+        found.append((rows, trainer.seen))
+    assert found[0] == found[1]
+    assert len([row for row in found[0][0] if "inner" in row]) == 12  # one per batch of training
+    assert [row["calls"] for row in found[0][0] if "loss" in row] == [6, 12]
+    assert "log" not in vars(trainer)

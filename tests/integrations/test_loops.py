@@ -2,14 +2,19 @@
 
 import json
 import os
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
 
 import accelerate_loop
 import plain_loop
 import pytest
+import ranks
 import stateful_loader
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate_loop import loss
 from ranks import leave
@@ -97,12 +102,16 @@ def test_accelerate_resumes_exactly(tmp_path):
         torch.load(path, weights_only=True)
 
 
-def one_rank(rank, folder):
+def join(rank, folder):
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": "true"}
     places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update({key: str(value) for key, value in places.items()})
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+
+
+def one_rank(rank, folder):
+    join(rank, folder)
     run = accelerate_loop.Run(dropout=0.0)
     assert run.accelerator.num_processes == 2
     run.train(60)
@@ -122,6 +131,69 @@ def test_accelerate_on_two_processes_equals_one(tmp_path):
     assert ranks[0][2] | {"rules": []} == sampler | {"rules": []}
     for got, expected in zip(ranks[0][0], weights, strict=True):
         assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_command_of_the_example_starts_two_processes(tmp_path):
+    """Accelerate's own launcher starts one on a CPU, whatever --num_processes says."""
+    (line,) = [line.split() for line in accelerate_loop.__doc__.splitlines() if "torchrun" in line and "--" in line]
+    script = tmp_path / "counted.py"
+    script.write_text(
+        "import pathlib, accelerate_loop, torch.distributed as dist\n"
+        "mixture = accelerate_loop.main(40)\n"
+        "place = f'{dist.get_rank()} of {dist.get_world_size()}'\n"
+        "pathlib.Path(__file__).with_name(place).write_text(str(mixture))\n"
+        "from ranks import leave\n"
+        "leave()\n"
+    )
+    paths = os.pathsep.join(str(Path(module.__file__).parent) for module in (accelerate_loop, ranks))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([paths, *sys.path]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *line[1:-1], str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {path.name: path.read_text() for path in tmp_path.glob("* of *")}
+    assert said.keys() == {"0 of 2", "1 of 2"}
+    assert len(set(said.values())) == 1  # one mixture
+
+
+def loader_of(sampler):
+    return DataLoader(ConcatDataset(data()[0].values()), **sampler)
+
+
+def test_a_loader_prepared_out_of_habit_is_refused():
+    accelerator, mixture = Accelerator(cpu=True), Mixture.proportional(SIZES)
+    for sampler in (
+        {"batch_sampler": MixtureSampler(SIZES, mixture, 64)},
+        {"sampler": MixtureSampler(SIZES, mixture), "batch_size": 64},
+    ):
+        loader = accelerator.prepare(loader_of(sampler))
+        with pytest.raises(
+            ValueError, match="^MixtureSampler: its loader was prepared by Accelerate, .* Do not prepare"
+        ):
+            next(iter(loader))
+        next(iter(loader_of(sampler)))
+    message = "^{}: {} 'web': the loader was prepared by Accelerate, .* Give it unprepared"
+    prepared = {name: accelerator.prepare(DataLoader(d, batch_size=8)) for name, d in data()[0].items()}
+    with pytest.raises(ValueError, match=message.format("interleave", "loader")):
+        interleave(prepared, mixture)
+    with pytest.raises(ValueError, match=message.format("Balancer", "train")):
+        Balancer(mixture, nn.Linear(1, 1), loss, train=prepared, dev={"x": lambda generator: None})
+
+
+def one_rank_of_a_prepared_loader(rank, folder):
+    join(rank, folder)
+    accelerator, mixture = Accelerator(cpu=True), Mixture.proportional(SIZES)
+    sampler = MixtureSampler(SIZES, mixture, 4, seed=1, rank=0, world_size=1)
+    batches = iter(accelerator.prepare(DataLoader(range(sum(SIZES.values())), batch_sampler=sampler)))
+    (folder / f"{rank}.json").write_text(json.dumps([next(batches).tolist() for _ in range(5)]))
+    leave()
+
+
+def test_a_sampler_of_all_draws_may_be_shared_out_by_accelerate(tmp_path):
+    torch.multiprocessing.start_processes(one_rank_of_a_prepared_loader, (tmp_path,), nprocs=2, start_method="fork")
+    ranks_ = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    expected = list(islice(MixtureSampler(SIZES, Mixture.proportional(SIZES), 4, seed=1), 10))
+    assert [batch for pair in zip(*ranks_, strict=True) for batch in pair] == expected
 
 
 def test_the_accelerate_example_drops_the_noise(tmp_path):

@@ -26,6 +26,11 @@ from .probes import dev_sets, loss_of, sources
 _log = logging.getLogger("multidds")
 
 
+def batches_ahead(args: TrainingArguments) -> int:
+    """How many batches the workers of the Trainer's loader read ahead, by its arguments."""
+    return int(args.dataloader_num_workers * (args.dataloader_prefetch_factor or 2))  # 2: the DataLoader's own default
+
+
 @takes_options_of(Balancer, provided=("mixture", "model", "loss", "train", "dev"))
 class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Learns the mixture of the Trainer's `MixedDataset` while it trains: `trainer.add_callback(BalanceCallback(...))`.
@@ -51,7 +56,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         inexact_resume: bool = False,
         **options: Any,
     ) -> None:
-        refusals.check_trainer(trainer, BalanceCallback)
+        self._check(trainer)
         if batch_size is not None:
             check_whole("BalanceCallback", batch_size=batch_size)
         refusals.check_saving(trainer.args, options.get("reward"))
@@ -59,11 +64,11 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._reference = weakref.ref(trainer)
         self._options = options if every is None else {"every": every, **options}
         self._loss = loss
-        self._dataset: MixedDataset = trainer.train_dataset
-        self._dev = dev_sets(trainer, dev)
+        self._mixed = self._drawn_by(trainer)
+        self._dev = self._dev_sets(trainer, dev)
         self._batch_size = batch_size or trainer.args.per_device_train_batch_size
-        self._inexact_resume, self._inexact = inexact_resume, refusals.why_inexact(trainer, self._dev)
-        self._prior = self._dataset.mixture.probabilities
+        self._inexact_resume, self._inexact = inexact_resume, self._why_inexact(trainer)
+        self._prior = self._mixed.mixture.probabilities
         self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
         self._resumed_at: int | None = None  # the step of the checkpoint, if there was one
         if trainer.args.train_sampling_strategy == "random":
@@ -77,13 +82,42 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _trainer(self) -> Any:
         return self._reference()
 
+    # What depends on how a Trainer draws: here by examples of a MixedDataset. Callbacks for others have their own.
+
+    def _check(self, trainer: Any, allowed: int = 0) -> None:
+        refusals.check_trainer(trainer, type(self), allowed)
+
+    def _drawn_by(self, trainer: Any) -> Any:
+        mixed: MixedDataset = trainer.train_dataset
+        return mixed
+
+    def _dev_sets(self, trainer: Any, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
+        return dev_sets(trainer, dev)
+
+    def _why_inexact(self, trainer: Any) -> str | None:
+        return refusals.why_inexact(trainer, self._dev)
+
+    def _probed(self, trainer: Any) -> Any:
+        return trainer.model  # the bare one: probes run eagerly, and average over processes themselves
+
+    def _loss_of_probes(self) -> Loss:
+        return loss_of(self._reference, self._loss)
+
+    def _sources(self, sets: Mapping[str, Any], collate: Callable[[list[Any]], Any]) -> dict[str, Any]:
+        return sources(sets, self._batch_size, collate)
+
+    def _check_loader(self, loader: Any) -> None:
+        refusals.check_loader(loader, self._mixed, self._batch)
+        if self._loss is not None and isinstance(loader.collate_fn, RemoveColumnsCollator):
+            refusals.check_columns(self._mixed.datasets, loader.collate_fn.signature_columns)
+
     def _attach(self) -> None:
         """Tell the dataset how the Trainer reads it, as far as its arguments say."""
         args = self._trainer.args
         workers = args.dataloader_num_workers
-        ahead = workers * (args.dataloader_prefetch_factor or 2)  # batches; 2 is the DataLoader's own default
+        ahead = batches_ahead(args)
         self._batch = args.train_batch_size * args.world_size  # examples of a batch, over all processes
-        self._step = self._batch * args.gradient_accumulation_steps  # examples of an optimizer step
+        self._step = self._examples = self._batch * args.gradient_accumulation_steps  # of an optimizer step
         # One batch more: accelerate's loader reads it to know whether the one before is the last.
         self._lag = (ahead + 1) * self._batch
         # Streams are read by the first process for all, batch by batch, unless each process reads everything.
@@ -91,19 +125,19 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         unit = self._batch if each_reads_all else args.train_batch_size
         # Of two batches of one worker, at the end of an epoch and in the next, up to 2 * workers lie apart.
         rounds = (ahead + 2 * workers + 2) // args.gradient_accumulation_steps
-        self._dataset.attach(self._step, unit, rounds, whole=self._batch if args.dataloader_drop_last else 1)
+        self._mixed.attach(self._step, unit, rounds, whole=self._batch if args.dataloader_drop_last else 1)
 
     def _new_balancer(self, collate: Callable[[list[Any]], Any], steps: int | None = None) -> Balancer:
         """At construction, and anew for each training, when the Trainer knows how many steps it will have."""
-        known: dict[str, Any] = {} if steps is None else {"steps": steps, "examples": steps * self._step}
-        if None not in self._dataset.sizes.values():
-            known["sizes"] = self._dataset.sizes
+        known: dict[str, Any] = {} if steps is None else {"steps": steps, "examples": steps * self._examples}
+        if None not in self._mixed.sizes.values():
+            known["sizes"] = self._mixed.sizes
         return Balancer(
-            self._dataset.mixture,
-            self._trainer.model,  # the bare one: probes run eagerly, and average over processes themselves
-            loss_of(self._reference, self._loss),
-            train=sources(self._dataset.datasets, self._batch_size, collate),
-            dev=sources(self._dev, self._batch_size, collate),
+            self._mixed.mixture,
+            self._probed(self._trainer),
+            self._loss_of_probes(),
+            train=self._sources(self._mixed.datasets, collate),
+            dev=self._sources(self._dev, collate),
             **known | self._options,
         )
 
@@ -111,21 +145,19 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin with the prior; or, in a resumed training, where the checkpoint says."""
-        refusals.check_trainer(self._trainer, BalanceCallback, allowed=1)
+        self._check(self._trainer, allowed=1)
         step, loader = self._step, kwargs["train_dataloader"]
-        self._dataset.mixture.move(self._prior)
+        self._mixed.mixture.move(self._prior)
         self._attach()
-        refusals.check_as_constructed(self._trainer.train_dataset is self._dataset, step == self._step)
-        refusals.check_loader(loader, self._dataset, self._batch)
-        if self._loss is not None and isinstance(loader.collate_fn, RemoveColumnsCollator):
-            refusals.check_columns(self._dataset.datasets, loader.collate_fn.signature_columns)
+        refusals.check_as_constructed(self._drawn_by(self._trainer) is self._mixed, step == self._step)
+        self._check_loader(loader)
         # Before all others: one that saves when a step ends must find this step counted and its update done.
         callbacks = self._trainer.callback_handler.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
         self._options["priority"] = self.balancer.priority  # which may have been assigned
         self.balancer = self._new_balancer(loader.collate_fn, state.max_steps)
-        self._dataset.restart()  # which may have moved the mixture to a plan
+        self._mixed.restart()  # which may have moved the mixture to a plan
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
             self._resume(args, state)
@@ -138,15 +170,16 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         inexact = None if self._inexact_resume else self._inexact or saved["inexact"]
         refusals.check_resuming(inexact, saved["position"], state.global_step, self._step)
         self.balancer.load_state_dict(saved["balancer"])
-        self._dataset.load_state_dict(saved["dataset"])
+        self._mixed.load_state_dict(saved["dataset"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._dataset.consume(self._step)
+        self._mixed.consume(self._step)
         update = self.balancer.step()
-        self._dataset.rule_from(self._dataset.position + self._lag)
+        self._mixed.rule_from(self._mixed.position + self._lag)
         if update is not None:
             due = control.should_log  # which logging sets back, though the Trainer's own log is still to come
-            self._trainer.log(update.scalars(passes=self._dataset.passes, examples=self._dataset.examples))
+            # By the Trainer's own method: that of a subclass would add what it counted to this row, and forget it.
+            Trainer.log(self._trainer, update.scalars(passes=self._mixed.passes, examples=self._mixed.examples))
             control.should_log = due
             if update.skipped:
                 _log.warning("BalanceCallback: step %d: no update, because %s.", update.step, update.skipped)
@@ -172,12 +205,12 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into trainer_state.json; `on_train_begin` reads it back."""
-        refusals.check_json(self._dataset.places)
+        refusals.check_json(self._mixed.places)
         with_tensors = self._options.get("reward") == "moving-average"
         attributes = {
             "inexact": self._inexact,
-            "position": self._dataset.position,
-            "dataset": self._dataset.state_dict(),
+            "position": self._mixed.position,
+            "dataset": self._mixed.state_dict(),
             "balancer": None if with_tensors else self.balancer.state_dict(),
         }
         return {"args": {}, "attributes": attributes}

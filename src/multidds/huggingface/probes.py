@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,8 +12,11 @@ from transformers.trainer_utils import RemoveColumnsCollator
 from ..checks import listed, refuse
 from ..mixed_dataset import StreamReader, is_stream
 from ..probing import Loss
+from ..snapshots import attributes_put_back
 from ..sources import batches_of
 from .refusals import OWNER, check_json
+
+_MODELS = ("model", "model_wrapped", "ref_model")  # attributes of Trainers
 
 
 def dev_sets(trainer: Trainer, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
@@ -67,14 +71,43 @@ def loss_of(reference: Callable[[], Any], own: Loss | None) -> Loss:
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         trainer = reference()
-        inputs = trainer._prepare_inputs(batch)
-        if own is not None:
-            return own(model, inputs)
-        with trainer.compute_loss_context_manager():
-            value: Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=_items(trainer, inputs))
+        with unheard(trainer):
+            inputs = trainer._prepare_inputs(batch)
+            if own is not None:
+                return own(model, inputs)
+            with trainer.compute_loss_context_manager():
+                value: Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=_items(trainer, inputs))
         return value
 
     return loss
+
+
+@contextmanager
+def unheard(trainer: Any) -> Iterator[None]:
+    """What a Trainer counts, collects or logs meanwhile, in attributes of its own or of its metrics, is forgotten."""
+    with attributes_put_back([trainer, *_modules_of(trainer)], leave=("train_dataset", "eval_dataset")):
+        trainer.log = _silent
+        yield
+
+
+def _modules_of(trainer: Any) -> Iterator[nn.Module]:
+    """Modules that it keeps beside the model, such as losses and metrics; whole models are the prober's or nobody's."""
+    values = [value for key, value in vars(trainer).items() if key not in _MODELS]
+    pending = [*values, *(inner for value in values if type(value) in (dict, list) for inner in _values(value))]
+    seen = {id(getattr(trainer, key, None)) for key in _MODELS}
+    while pending:
+        module = pending.pop()
+        if isinstance(module, nn.Module) and id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            pending.extend(module.children())
+
+
+def _values(container: dict[Any, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _silent(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _without_generator(collate: Any) -> Any:

@@ -23,10 +23,13 @@ def check_trainer(trainer: Any, kind: type, allowed: int = 0) -> None:
     refuse(OWNER, [(not isinstance(data, MixedDataset), other_data)], TypeError)
     there = sum(isinstance(callback, kind) for callback in trainer.callback_handler.callbacks)
     twice = (there > allowed, "the Trainer has one already; remove it with trainer.remove_callback.")
-    refuse(OWNER, [twice, *_of_the_model(trainer), *_of_the_arguments(trainer.args), *_of_shards(trainer)])
+    refuse(OWNER, [twice])
+    check_model(trainer)
+    check_arguments(trainer.args)
+    refuse(OWNER, _of_shards(trainer))
 
 
-def _of_the_model(trainer: Any) -> list[Refusal]:
+def check_model(trainer: Any) -> None:
     args = trainer.args
     split = (
         "models that are split over processes ({}) are not supported. Train with whole replicas (torchrun without it), "
@@ -34,17 +37,18 @@ def _of_the_model(trainer: Any) -> list[Refusal]:
     )
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     first = trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2
-    return [
+    rows = [
         (first or (args.fsdp and not trainer.is_fsdp_enabled), split.format("FSDP1 or XLA's FSDP")),
         (trainer.is_deepspeed_enabled or args.deepspeed, split.format("DeepSpeed")),
         (args.parallelism_config is not None, split.format("parallelism_config")),
         ((getattr(trainer.model, "tp_size", None) or 1) > 1, split.format("tensor parallelism")),
         (args.n_gpu > 1, "torch.nn.DataParallel is not supported; start one process per GPU: torchrun."),
     ]
+    refuse(OWNER, rows)
 
 
-def _of_the_arguments(args: TrainingArguments) -> list[Refusal]:
-    return [
+def check_arguments(args: TrainingArguments) -> None:
+    rows = [
         (
             args.auto_find_batch_size,
             "auto_find_batch_size would change the batch size, and with it the draws. "
@@ -69,6 +73,7 @@ def _of_the_arguments(args: TrainingArguments) -> list[Refusal]:
             "Set it to False; the mixture is restored anyway.",
         ),
     ]
+    refuse(OWNER, rows)
 
 
 def _of_shards(trainer: Any) -> Iterator[Refusal]:
