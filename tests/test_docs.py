@@ -114,6 +114,39 @@ def test_the_other_blocks_of_the_readme_run():
     assert sum(names["sampler"].examples.values()) == 32
 
 
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")  # of tiny trainings
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")  # Lightning 2.6 with torch 2.13
+@pytest.mark.slow
+def test_the_blocks_of_the_page_on_dirty_data_run(tmp_path, monkeypatch):
+    loop, trainer, lightning_ = blocks(ROOT / "docs" / "dirty-data.md", "python")
+    names = surroundings()
+    exec(loop, names)
+    assert names["scorer"].weights(names["batch"]).std() > 0
+
+    rows = toy_trainers.train_sets()["b"]
+    given = trainer_surroundings(tmp_path, steps=30) | {"torch": torch, "train_dataset": rows}
+    given |= {"TrainerCallback": transformers.TrainerCallback, "ExampleScorer": names["ExampleScorer"]}
+    given["dev_batches"] = {"dev": [torch.utils.data.default_collate(list(rows))]}
+    exec(trainer, given)
+    assert given["scorer"].state_dict()["steps"] == 30
+    assert given["scorer"].weights(given["trainer"].last).std() > 0
+
+    monkeypatch.chdir(tmp_path)  # Lightning writes where it is
+    names["LightningModule"] = lightning.LightningModule
+    exec(lightning_, names)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": False, "accelerator": "cpu"}
+    fitted = lightning.Trainer(max_steps=30, **quiet)
+    module = names["Module"](mlp(), names["dev_loaders"])
+    fitted.fit(module, DataLoader(dataset(40), batch_size=8))
+    fitted.save_checkpoint(tmp_path / "half.ckpt")
+    again = names["Module"](mlp(), names["dev_loaders"])
+    lightning.Trainer(max_steps=60, **quiet).fit(
+        again, DataLoader(dataset(40), batch_size=8), ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert (module.scorer.state_dict()["steps"], again.scorer.state_dict()["steps"]) == (30, 60)
+
+
 def test_the_worked_example_of_contributing_runs():
     names = surroundings()
     names |= {"Balancer": Balancer, "mixture": Mixture.proportional(names["sizes"])}

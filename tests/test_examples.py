@@ -2,6 +2,7 @@
 
 from statistics import mean
 
+import dirty_data
 import language_model
 import multitask
 import pytest
@@ -82,3 +83,20 @@ def test_the_big_model_gains_from_the_replayed_mixture():
     found = replay.main(steps=500)
     for name in ("web", "rare"):
         assert found["big, replayed"][name] > found["big, proportional"][name] + 0.02
+
+
+def test_the_splits_of_the_dirty_data_share_no_text_and_a_third_is_wrong():
+    texts = {split: {text for _, text in rows} for split, rows in dirty_data.pieces().items()}
+    assert not texts["train"] & (texts["dev"] | texts["test"])
+    assert not texts["dev"] & texts["test"]
+    given = dirty_data.data(0)
+    assert 0.28 < given.wrong.double().mean() < 0.32
+    assert torch.equal(given.train.tensors[1] != given.clean.tensors[1], given.wrong)
+
+
+@pytest.mark.slow
+def test_scores_of_dirty_data_find_wrong_labels_and_do_no_harm():
+    found = dirty_data.main(steps=400, seeds=1)
+    ((scored,), (dirty,)) = found["scorer"], found["dirty"]
+    assert scored["score"] > 0.8
+    assert scored["accuracy"] > dirty["accuracy"] - 0.03

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .anchored import Anchored
     from .balancer import Balancer
     from .draws import Draws, Order
+    from .example_scorer import ExampleScorer, ExampleUpdate
     from .mixture import Mixture, Replay
     from .plotting import plot
     from .probing import probe
@@ -29,6 +30,8 @@ __all__ = [
     "Anchored",
     "Balancer",
     "Draws",
+    "ExampleScorer",
+    "ExampleUpdate",
     "Exp3",
     "Exponentiated",
     "Mixture",
@@ -51,6 +54,8 @@ _HOMES = {
     "Anchored": "anchored",
     "Balancer": "balancer",
     "Draws": "draws",
+    "ExampleScorer": "example_scorer",
+    "ExampleUpdate": "example_scorer",
     "Exp3": "rivals",
     "Exponentiated": "rivals",
     "Mixture": "mixture",

@@ -205,6 +205,11 @@ class Prober:
         for sketch in sketches:
             self.layout.total(sketch)
 
+    def forward(self, key: tuple[str, str, int], batch: Any, function: Callable[[Any, Any], Tensor]) -> Tensor:
+        """function(model, batch) without gradients; the same key, the same random numbers on this replica."""
+        with self._seeded(key, self.replicas.rank), torch.no_grad():
+            return function(self.model, batch)
+
     @contextmanager
     def moved(self, gradient: Gradient, step: float) -> Iterator[None]:
         """At theta' = theta - step * gradient: one step of plain gradient descent ahead, then back, bit for bit."""

@@ -75,3 +75,28 @@ def scorer_step(psi, reward, lr, weighted_by_p=False):
         for j in psi:
             new[j] += lr * reward[i] * (p[i] if weighted_by_p else 1.0) * ((i == j) - p[j])
     return new
+
+
+def example_rewards(model, losses, batch, direction):
+    """<grad of example i's loss, direction> / |direction|, one backward pass per example."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    result = []
+    for i in range(len(losses(model, batch))):
+        grads = torch.autograd.grad(losses(model, batch)[i], params, allow_unused=True)
+        flat = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
+        gradient_i = torch.cat([g.reshape(-1).double() for g in flat])
+        result.append(float(gradient_i @ direction) / math.sqrt(float(direction @ direction)))
+    return result
+
+
+def example_scorer_step(network, batch, rewards, lr):
+    """psi + lr * mean_i R_i grad log P(x_i, y_i; psi), P the softmax over the batch; moves the network in place."""
+    total = [torch.zeros_like(p) for p in network.parameters()]
+    for i, reward in enumerate(rewards):
+        scores = network(batch)
+        log_p = scores[i] - torch.log(sum(torch.exp(score) for score in scores))
+        for t, g in zip(total, torch.autograd.grad(log_p, list(network.parameters())), strict=True):
+            t += reward * g / len(rewards)
+    with torch.no_grad():
+        for p, t in zip(network.parameters(), total, strict=True):
+            p += lr * t
