@@ -20,16 +20,17 @@ from domains import commit, rounded
 from multidds.nmt.batches import Sentences
 from multidds.nmt.config import read_run
 from multidds.nmt.dev_translation import bleu_of
-from multidds.nmt.names import file_name
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.records import Updated, Validated, read_records
+from multidds.nmt.scores import read_scores, scored_lines
 from multidds.nmt.translate import export, open_model
 
 
 def facts_of(run: Path, threads: int) -> dict[str, Any]:
     """Everything that is kept of a run that has been evaluated."""
     config, made = read_run(run)
-    scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    scores = read_scores(run)
+    assert scores is not None
     records = read_records(run)
     validations = [record for record in records if isinstance(record, Validated)]
     updates = [record for record in records if isinstance(record, Updated)]
@@ -58,13 +59,9 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
         "signatures": scores["signatures"],
         "versions": made["versions"] | {"commit": commit(Path())},
         "sentences": {
-            name: counts_of(*(_lines(run, part, name) for part in ("hypotheses", "references"))) for name in bleu
+            name: counts_of(*(scored_lines(run, part, name) for part in ("hypotheses", "references"))) for name in bleu
         },
     }
-
-
-def _lines(run: Path, part: str, name: str) -> list[str]:
-    return (run / part / f"{file_name(name)}.txt").read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def text_of(facts: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from made_runs import lines_of, write_records
 from toys import batches, loss, mlp
 
 from multidds import Anchored, Balancer, Mixture, Update, plot
@@ -94,7 +95,7 @@ def test_a_history_is_the_same_wherever_it_was_written(tmp_path):
     run.mkdir()
     lines = [{"kind": "step", "step": 1, "loss": 2.0}]
     lines += [{"kind": "update", "step": u.step} | u.groups() for u in given]
-    (run / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"kind": "up')
+    (run / "records.jsonl").write_text(lines_of(lines) + '{"kind": "up')
 
     for number, known in ((9, flat), (40, flat)):  # of two checkpoints the later one, by number
         checkpoint = tmp_path / "trainer" / f"checkpoint-{number}"
@@ -129,6 +130,14 @@ def test_what_is_no_history_is_said(tmp_path):
         plot("nothing/here")
 
 
+def test_damaged_records_are_not_drawn(tmp_path):
+    write_records(tmp_path, [{"kind": "start", "step": 0, "mixture": {"a": 0.5, "b": 0.5}}] * 3)
+    path = tmp_path / "records.jsonl"
+    path.write_text(path.read_text().replace("0.5", "0.6", 1))
+    with pytest.raises(ValueError, match=r"records.jsonl:1: is damaged \(its checksum does not fit\)"):
+        moments_of(tmp_path)
+
+
 def test_passes_of_a_run_are_drawn(tmp_path):
     lines = [{"kind": "start", "step": 0, "mixture": {"a": 0.5, "b": 0.5}}]
     lines += [
@@ -141,7 +150,7 @@ def test_passes_of_a_run_are_drawn(tmp_path):
         }
         for s in (10, 20)
     ]
-    (tmp_path / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_records(tmp_path, lines)
     figure = plot(tmp_path)
     assert [panel.get_ylabel() for panel in figure.axes] == ["share of the draws", "passes over each dataset"]
     assert math.isclose(max(line.get_ydata()[-1] for line in figure.axes[1].lines), 2.0)

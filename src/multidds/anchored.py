@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from .checks import are, check_state, is_count, is_finite, is_number
+
 _FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
 _USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut
 _SURE = 1.0  # standard errors by which a reward counts as higher than it seems, and twice which what is usual as lower
@@ -155,12 +157,18 @@ class Tilt:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
+        check_state("Anchored", state)
         if state.get("rule") != "anchored":
             raise ValueError("Anchored: the state is of another rule.")
-        if len(state["advantages"]) != len(self._advantages):
-            raise ValueError(
-                f"Anchored: the state is of {len(state['advantages'])} datasets, not {len(self._advantages)}."
-            )
+        numbers = are(is_finite)
+        lists = dict.fromkeys(("prior", "advantages", "changes", "rewards", "variances"), numbers)
+        check_state(
+            "Anchored", state, **lists, updates=is_count, noise=is_number,
+            variance=lambda value: value is None or is_number(value),
+        )  # fmt: skip
+        n = len(self._advantages)
+        if wrong := [len(state[key]) for key in lists if len(state[key]) != n]:
+            raise ValueError(f"Anchored: the state is of {wrong[0]} datasets, not {n}.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checks import are, by_name, check_state, is_count
 from .gradients import Gradient, wide
 from .shards import Whole
 
@@ -79,10 +80,19 @@ class MovingAverages:
             for i, (key, average) in enumerate(zip(self._params, self._averages[name], strict=True))
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        averages, names = {}, sorted(state["counts"])
-        if set(tensors) != {f"average.{place}.{key}" for place in range(len(names)) for key in self._params}:
+    def check_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        check_state("Balancer: averages", state, counts=by_name(is_count), observed=are(lambda n: isinstance(n, str)))
+        wanted = {
+            f"average.{place}.{key}": p.shape
+            for place in range(len(state["counts"]))
+            for key, p in self._params.items()
+        }
+        if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
             raise ValueError("Balancer: the moving averages of the state are of other parameters.")
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.check_state(state, tensors)
+        averages, names = {}, sorted(state["counts"])
         for place, name in enumerate(names):
             averages[name] = [
                 self._layout.part(i, tensors[f"average.{place}.{key}"]).to(p.device, wide(p.dtype), copy=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .anchored import Anchored
-from .checks import check_names, check_step_ahead, check_whole
+from .checks import are, check_names, check_state, check_step_ahead, check_whole, is_count, is_share, is_state
 from .estimating import STABILIZED, Estimate, Estimator
 from .limits import Bounds, Limits
 from .mixture import Mixture, check_mixture
@@ -275,9 +275,15 @@ class Balancer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where the other balancer was; moves the shared mixture."""
+        check_state(
+            "Balancer", state, steps=is_count, frozen=lambda value: isinstance(value, bool), mixture=is_state,
+            rule=is_state, limits=is_state, prior=are(is_share), anchor=are(is_share),
+        )  # fmt: skip
         self._estimator.check_state(state)
         self._rule.check_state(state["rule"])
         self.mixture.check_state(state["mixture"])
+        self._limits.check_state(state["limits"])
+        check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are(is_share, len(self._order))))
         self._estimator.load_state_dict(state)
         self._rule.load_state_dict(state["rule"])
         self.mixture.load_state_dict(state["mixture"])

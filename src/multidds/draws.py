@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .checks import check_names
+from .checks import are, by_name, check_names, check_state, is_count, is_number, is_whole
 from .mixture import Mixture, check_mixture
 from .randomness import Permutation, derive, point, points
 
@@ -139,10 +139,26 @@ class Draws:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Afterwards the first call of `rule` counts, moved or not, if the state does not end with that mixture."""
+        check_state("Draws", state, seed=is_whole, position=is_count, counts=by_name(is_count), rules=are(_is_rule))
         check_names("Draws: state", self.counts, state["counts"])
         rules = [(int(start), Mixture(probabilities)) for start, probabilities in state["rules"]]
+        for _, mixture in rules:
+            check_names("Draws: state: rules", self.counts, mixture)
+        starts = [start for start, _ in rules]
+        counted = sum(state["counts"].values())
+        if not rules or starts != sorted(starts) or starts[0] > state["position"] or counted > state["position"]:
+            raise ValueError(
+                f"Draws: the state is damaged: at position {state['position']}, {counted} draws are counted, and "
+                f"mixtures rule from {starts} on."
+            )
         self._begin(state["seed"], int(state["position"]), dict(state["counts"]), rules)
         self._seen = None
+
+
+def _is_rule(rule: object) -> bool:
+    """[from which position on, {name: probability}]."""
+    pair = isinstance(rule, list | tuple) and len(rule) == 2
+    return pair and is_count(rule[0]) and by_name(is_number)(rule[1])  # type: ignore[index]
 
 
 class Order:

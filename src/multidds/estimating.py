@@ -18,7 +18,7 @@ from torch import Tensor
 from . import priorities
 from .alignment import Alignment
 from .averages import MovingAverages
-from .checks import check_names
+from .checks import by_name, check_names, check_state, is_count, is_number, is_state, is_whole
 from .gradients import Gradient
 from .metric import AdamMetric
 from .probing import Numbered, Prober
@@ -368,7 +368,14 @@ class Estimator:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not go on from."""
+        check_state(
+            "Balancer", state, seed=is_whole, rounds=is_count, averages=lambda value: value is None or is_state(value),
+            dev_losses=lambda value: value is None or by_name(is_number)(value), tensors=by_name(torch.is_tensor),
+            priority=lambda value: value is None or isinstance(value, str) or by_name(is_number)(value),
+        )  # fmt: skip
         self._sources.check_state(state)
+        if self._averages is not None and state["averages"] is not None:
+            self._averages.check_state(state["averages"], state["tensors"])
         if (self._averages is None) != (state["averages"] is None):
             raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
         if state["priority"] is None and not callable(self._priority):

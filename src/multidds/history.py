@@ -5,6 +5,7 @@ Reads files; draws nothing. Needs neither torch nor numpy. The words for the num
 
 import csv
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -58,8 +59,14 @@ def _number(file: Path) -> int:
 
 
 def _records(path: Path) -> Iterator[Moment]:
-    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:  # what follows the last newline is being written
-        record = json.loads(line)
+    checksum = 0  # of all lines so far, but for what each says of it
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is being written
+    for number, line in enumerate(lines, start=1):
+        body, _, noted = line.removesuffix(b"\r").rpartition(b', "checksum": "')
+        checksum = zlib.crc32(body, checksum)
+        if noted != f'{checksum:08x}"}}'.encode():
+            raise ValueError(f"{path}:{number}: is damaged (its checksum does not fit), or of another version.")
+        record = json.loads(body + b"}")
         if record.get("kind") in ("start", "update"):
             yield Moment(record["step"], {group: record[group] for group in GROUPS if record.get(group)})
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from .checks import check_names
+from .checks import by_name, check_names, check_state, is_count, is_number
 from .mixture import Mixture
 
 Bounds: TypeAlias = Mapping[str, tuple[float, float]]
@@ -70,7 +70,11 @@ class Limits:
     def state_dict(self) -> dict[str, Any]:
         return {"shares": dict(self._shares) if self._max_passes else {}, "counted": self._counted}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        check_state("Balancer: limits", state, shares=by_name(is_number), counted=is_count)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
         self._shares = {name: float(state["shares"].get(name, 0.0)) for name in self._shares}
         self._counted = int(state["counted"])
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from .checks import check_names, check_sizes, check_whole
+from .checks import by_name, check_names, check_sizes, check_state, check_whole, is_count, is_state
 from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
 from .shared_rules import SharedRules, shared
@@ -130,10 +130,16 @@ class MixedDataset(Dataset[Any]):
         """The state after what training has consumed, mixtures that are still to take effect included."""
         return {**self._consumed.state_dict(), "sizes": dict(self.sizes)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of other data."""
+        check_state("MixedDataset", state, sizes=by_name(lambda size: size is None or is_count(size)))
         check_sizes("MixedDataset", self.sizes, state["sizes"])
-        self._consumed.load_state_dict(state)
-        self._begin(self._consumed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
+        consumed = self._consumed.fork()
+        consumed.load_state_dict(state)
+        self._begin(consumed)
 
 
 class MixedExamples(MixedDataset):
@@ -266,6 +272,8 @@ class MixedStreams(MixedDataset, IterableDataset[Any]):
         return {**super().state_dict(), "places": self.places}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
+        check_state("MixedDataset", state, places=by_name(is_state))
         super().load_state_dict(state)
         self._skipped = self.position
         self._places = {self.position: dict(state["places"])}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from .checks import check_names, listed
+from .checks import by_name, check_names, check_state, is_count, is_number, is_state, listed
 from .plan import TRANSFER, WORTH, planned
 
 _SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
@@ -156,9 +156,11 @@ class Mixture:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` would refuse, without moving."""
+        check_state("Mixture", state, probabilities=by_name(is_number))
         check_names("Mixture: state", self._names, Mixture(state["probabilities"]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
         self.move(state["probabilities"])
 
     def _set(self, probabilities: Mapping[str, float]) -> None:
@@ -215,6 +217,7 @@ class Replay:
         return {"steps": self._steps, "mixture": self.mixture.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state("Replay", state, steps=is_count, mixture=is_state)
         self.mixture.load_state_dict(state["mixture"])
         self._steps = int(state["steps"])
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .checks import are, check_state, is_count, is_finite, is_share
+
 
 @dataclass(frozen=True)
 class Exponentiated:
@@ -101,10 +103,20 @@ class Rival:
         return {"rule": self._rule, "numbers": list(self._numbers), "start": self._start, "updates": self._updates}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
+        check_state("Balancer", state)
         if state.get("rule") != self._rule:
             raise ValueError("Balancer: the state is of another rule.")
+        check_state("Balancer", state, numbers=are(is_finite), start=are(is_finite), updates=is_count)
         if len(state["numbers"]) != len(self._numbers):
             raise ValueError(f"Balancer: the state is of {len(state['numbers'])} datasets, not {len(self._numbers)}.")
+        try:
+            found = self._moved(
+                list(state["numbers"]), [0.0] * len(self._numbers), state["start"], state["updates"] + 1
+            )
+        except (ArithmeticError, ValueError, IndexError):
+            found = None
+        if not are(is_share)(found):
+            raise ValueError("Balancer: the state is damaged: no mixture follows from its numbers.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from .checks import check_names, check_sizes, check_whole
+from .checks import by_name, check_names, check_sizes, check_state, check_whole, is_count, is_state
 from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
 from .replicas import place_among_ranks
-from .sources import open_source, refuse_sharing
+from .sources import Source, open_source, refuse_sharing
 
 _KEPT = 256  # mixtures since the last state that was asked for; with more, states of the older half are given up
 
@@ -40,15 +40,12 @@ class Interleaved:
         self._count = count
         self._loaders = dict(loaders)
         refuse_sharing("interleave", self._loaders.values())
-        self._start(Draws(mixture, seed))
-
-    def _start(self, draws: Draws) -> None:
-        self._draws = draws  # of batches, over all ranks
+        self._draws = Draws(mixture, seed)  # of batches, over all ranks
         self._examples = dict.fromkeys(self._loaders, 0)  # of this rank
-        self._sources = {
-            name: open_source("interleave", "loader", name, loader, draws.seed)
-            for name, loader in self._loaders.items()
-        }
+        self._sources = self._opened(seed)
+
+    def _opened(self, seed: int) -> dict[str, Source]:
+        return {name: open_source("interleave", "loader", name, given, seed) for name, given in self._loaders.items()}
 
     def __iter__(self) -> "Interleaved":
         return self
@@ -78,12 +75,15 @@ class Interleaved:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_names("interleave: state", self.mixture.names, state["examples"])
-        self._draws.load_state_dict(state)
-        self._start(self._draws)
-        self._examples.update(state["examples"])
-        for name, source in self._sources.items():
+        check_state("interleave", state, examples=by_name(is_count), sources=by_name(is_state))
+        for part in ("examples", "sources"):
+            check_names("interleave: state", self.mixture.names, state[part])
+        draws = self._draws.fork()
+        draws.load_state_dict(state)
+        sources = self._opened(draws.seed)
+        for name, source in sources.items():
             source.load_state_dict(state["sources"][name])
+        self._draws, self._sources, self._examples = draws, sources, dict(state["examples"])
 
 
 def interleave(
@@ -225,9 +225,11 @@ class MixtureSampler(Sampler[Any]):
         return {**place.state_dict(), "batches": batches, "sizes": dict(self._sizes)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state("MixtureSampler", state, sizes=by_name(is_count), batches=is_count)
         check_sizes("MixtureSampler", self._sizes, state["sizes"])
-        self._draws.load_state_dict(state)
-        self._start(self._draws, int(state["batches"]))
+        draws = self._draws.fork()
+        draws.load_state_dict(state)
+        self._start(draws, int(state["batches"]))
 
 
 def _read_by(module: str) -> bool:

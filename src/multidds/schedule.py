@@ -7,7 +7,7 @@ of a learned mixture (proportional to uniform, Cooldown), and the anchor of `anc
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from .checks import check_names, check_whole
+from .checks import check_names, check_state, check_whole, is_count, is_state
 from .mixture import Mixture, check_mixture
 
 Points: TypeAlias = Sequence[tuple[float, Mapping[str, float]]]  # (share of the training that is done, probabilities)
@@ -77,6 +77,7 @@ class Schedule:
         return {"steps": self._steps, "mixture": self.mixture.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state("Schedule", state, steps=is_count, mixture=is_state)
         self.mixture.load_state_dict(state["mixture"])
         self._steps = int(state["steps"])
 

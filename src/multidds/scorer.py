@@ -4,6 +4,7 @@ A `Scorer` is settings, which can be printed and shared; the `Logits` that it ma
 owns. P(i) = softmax(logits)_i. A step takes one reward per dataset and knows nothing of models or data.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_whole
+from .checks import are, check_state, check_whole, is_number, is_state, shown
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Logits:
         self.values.grad = None
         p = self.values.softmax(0)
         if not p.isfinite().all():
-            self.load_state_dict(before)
+            self._load(before)
             return None
         if self._settings.floor:
             p = raised_to(p, self._smallest)
@@ -125,22 +126,47 @@ class Logits:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not go on from."""
         own = type(self._optimizer).__name__
+        check_state("Scorer", state)
         if "logits" not in state:
             raise ValueError("Scorer: the state is of another rule.")
+        check_state("Scorer", state, optimizer=lambda value: isinstance(value, str))
         if state["optimizer"] != own:
             raise ValueError(f"Scorer: the state is of the optimizer {state['optimizer']}, but this one has {own}.")
+        check_state("Scorer", state, logits=are(is_number), smallest=self._is_floor, settings=is_state, state=is_state)
+        for key, value in state["settings"].items():
+            if key == "params" or not _is_like(self._optimizer.defaults.get(key), value):
+                raise ValueError(f"Scorer: the state is damaged: the setting {key!r} of {own} is {shown(value)}.")
         if len(state["logits"]) != len(self.values):
             raise ValueError(f"Scorer: the state has {len(state['logits'])} logits, but there are {len(self.values)}.")
+        self._check_by_trying(state)
+
+    def _is_floor(self, value: object) -> bool:
+        return is_number(value) and 0 <= float(value) < 1 / len(self.values)  # type: ignore[arg-type]
+
+    def _check_by_trying(self, state: Mapping[str, Any]) -> None:
+        """What an optimizer keeps is its own: whether it can go on from it, a step of a copy shows."""
+        twin = copy.deepcopy(self)
+        try:
+            twin._load(state)
+            twin.step([0.0] * len(self.values))
+        except Exception as error:
+            own = type(self._optimizer).__name__
+            what = str(error).split("\n")[0][:200]
+            raise ValueError(f"Scorer: the state is damaged: {own} cannot go on from it ({what}).") from None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
+        self._load(state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._smallest = float(state["smallest"])
         with torch.inference_mode(False), torch.no_grad():
             self.values.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))
         # Not by the optimizer's own load_state_dict: it would cast every tensor to the type of the logits.
         (group,) = self._optimizer.param_groups
         for key, value in state["settings"].items():
-            group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+            if key in group:  # or another version of the optimizer knew it
+                group[key] = tuple(value) if isinstance(group[key], tuple) else value
         self._optimizer.state.clear()
         if state["state"]:
             self._optimizer.state[self.values] = {
@@ -157,6 +183,17 @@ def raised_to(p: Tensor, smallest: float) -> Tensor:
         if not (raised < smallest).any():
             return raised
         low = low | (raised < smallest)
+
+
+def _is_like(own: object, value: object) -> bool:
+    """Whether a setting of an optimizer may take the place of its own; one that it does not know may be anything."""
+    if isinstance(own, tuple):
+        return are(is_number, len(own))(value)
+    if own is None or isinstance(own, bool):
+        return (
+            value is None or isinstance(value, bool) or (own is None and (isinstance(value, str) or is_number(value)))
+        )
+    return isinstance(value, str) if isinstance(own, str) else is_number(value)
 
 
 def _packed(tensor: Tensor) -> dict[str, Any]:

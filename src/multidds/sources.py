@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
-from .checks import check_names
+from .checks import by_name as named
+from .checks import check_names, check_state, is_count, is_state
 from .randomness import derive, isolated
 
 
@@ -106,6 +107,7 @@ class ProbeSources:
 
     def check_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         for role, by_name in self._opened.items():
+            check_state(self._owner, state, **{role: named(is_state)})
             check_names(f"{self._owner}: state", by_name, state[role])
 
     def loaded(self, state: Mapping[str, Mapping[str, Any]], seed: int) -> "ProbeSources":
@@ -270,6 +272,7 @@ class _Loop:
         return {"pass": self._pass, "place": self._place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state(self._label, state, **{"pass": is_count, "place": is_count})
         self._iterator, self._pass, self._place = None, int(state["pass"]), 0
         while self._place < int(state["place"]):
             try:
@@ -296,9 +299,14 @@ class _Stateful(_Loop):
         return {"pass": self._pass, "place": self._place, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state(self._label, state, **{"pass": is_count, "place": is_count, "own": _is_none_or_state})
         self._iterator, self._pass, self._place = None, int(state["pass"]), int(state["place"])
         if state["own"] is not None:
             self._iterable.load_state_dict(state["own"])  # type: ignore[attr-defined]
+
+
+def _is_none_or_state(value: object) -> bool:
+    return value is None or is_state(value)
 
 
 def _streams(loader: DataLoader[Any]) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, multidds
 from hypothesis import example, given
 from hypothesis import strategies as st
-from made_runs import some_record
+from made_runs import lines_of, read_lines, some_record, write_records
 from rich.console import Console
 
 from multidds.nmt.config import load_config
@@ -96,7 +96,7 @@ def saved(run):
 
 
 def finished(run):
-    lines = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    lines = read_lines(run)
     return [line["finished"] for line in lines if line["kind"] == "validation"][-1:] not in ([], [""])
 
 
@@ -117,6 +117,7 @@ def best(run):
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     facts = header.pop("__metadata__")
+    del facts["checksum"]  # of the order, too
     offsets = {name: tensor.pop("data_offsets") for name, tensor in header.items()}
     return facts, header, {name: content[end + start : end + stop] for name, (start, stop) in offsets.items()}
 
@@ -430,21 +431,23 @@ def test_a_watch_reads_what_is_new_and_starts_over_when_records_shrink(tmp_path)
     run.folder.mkdir(parents=True)
     path = run.folder / "records.jsonl"
     step, validation = some_record("step", 3, tokens_per_second=99.0), some_record("validation", 6)
-    path.write_text(json.dumps(step) + "\n" + json.dumps(validation)[:20])
+    path.write_text(lines_of([step, validation])[:-20])
     assert watch.read()
     assert (watch.step, watch.loss, watch.speed, watch.dev_loss) == (3, 5.0, 99.0, None)
     assert watch.fraction == 3 / STEPS
-    path.write_text("".join(json.dumps(r) + "\n" for r in (step, validation, validation | {"mean": 4.5, "step": 9})))
+    write_records(run.folder, [step, validation, validation | {"mean": 4.5, "step": 9}])
     assert watch.read()
     assert not watch.read()
     assert (watch.step, watch.dev_loss, watch.best) == (9, 4.5, 4.0)
-    path.write_text(json.dumps(step) + "\n")
+    write_records(run.folder, [step])
     assert watch.read()
     assert (watch.step, watch.best) == (3, None)
-    path.write_text("no JSON\n[]\n{}\n" + json.dumps(validation | {"finished": "6 steps"}) + "\n")
+    write_records(run.folder, [step, validation | {"finished": "6 steps"}])
+    path.write_text(path.read_text() + "no JSON\n")
     watch = Watch(run)
     watch.read()
-    assert watch.finished == "6 steps"
+    assert watch.finished == "6 steps"  # it goes no further than a damaged line
+    assert not watch.read()
     assert watch.fraction == 1.0
     assert not watch.evaluated
 
@@ -466,7 +469,7 @@ def test_lines_tell_now_and_then_how_far_a_run_is(tmp_path, capsys):
     job.run.folder.mkdir(parents=True)
     job.state = "training"
     step = some_record("step", 20, tokens_per_second=1234.0)
-    (job.run.folder / "records.jsonl").write_text(json.dumps(step) + "\n")
+    write_records(job.run.folder, [step])
     Lines(every=3600).tick([job])
     assert capsys.readouterr().out == ""
     Lines(every=0).tick([job])

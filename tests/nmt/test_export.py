@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, multidds
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import make_run, some_record
+from made_runs import lines_of, make_run, read_lines, some_record, write_records
 from test_docs import blocks, surroundings
 from torch.utils.data import DataLoader
 from toy_runs import Silent, small_config
@@ -165,7 +165,7 @@ def test_names_in_any_script_are_the_same_in_python(format_):
 
 
 def records(run):
-    return [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    return read_lines(run)
 
 
 def test_final_and_at_are_the_mixtures_on_record(tmp_path):
@@ -178,8 +178,8 @@ def test_final_and_at_are_the_mixtures_on_record(tmp_path):
 
 def test_the_average_counts_each_mixture_by_its_steps(tmp_path):
     run = make_run(tmp_path / "run", NAMES, method="multidds-s", updates=3, scored=False)
+    write_records(run, [*records(run), some_record("step", 37)])
     with (run / "records.jsonl").open("a") as file:
-        file.write(json.dumps(some_record("step", 37)) + "\n")
         file.write('{"kind": "update", "step": 40, "mix')  # still being written
     average = average_mixture(run)
     drawn_with = [mixture_at(run, step - 1) for step in range(1, 38)]  # step 1 is drawn with the mixture after 0 steps
@@ -232,7 +232,7 @@ def test_the_code_of_the_page_gives_the_same_and_replays_it(tmp_path):
     run = make_run(tmp_path / "run", tuple(names["sizes"]), updates=0, scored=False)
     records = [some_record("update" if step else "start", step, mixture=p) for step, p in names["history"]]
     records.append(some_record("step", 25))
-    (run / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(run, records)
     average = average_mixture(run)
     assert [step for step, _ in names["history"]] == [0, 10, 20]
     assert names["average"] == pytest.approx(average)
@@ -294,9 +294,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, message):
     ("text", "message"),
     [
         ("", "has no mixture yet; is the run starting?"),
-        ('{"kind": "start", "step": 0}\n', "records.jsonl:1: is not a record."),
-        ("[]\n", "records.jsonl:1: is not a record."),
-        (b"\xff\xfe\n", "records.jsonl:1: is not a record."),
+        (lines_of([{"kind": "start", "step": 0}]), "records.jsonl:1: is not a record."),
+        ("[]\n", "records.jsonl:1: is damaged or of another version (it does not end in a checksum)."),
         (None, "is not a run (there is no records.jsonl)."),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, multidds
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import make_run
+from made_runs import make_run, read_lines
 from odd_names import NAMES
 from toy_runs import SMALL
 
@@ -121,7 +121,7 @@ def test_languages_of_any_code_are_prepared_trained_and_reported(tmp_path):
     multidds("train", recipe, "--run", "a", *sets, "--set", "train.max_steps=12", cwd=tmp_path)
     for steps in (6, 12):  # the moving averages of names like these come back from a checkpoint
         multidds("train", recipe, "--run", "b", *sets, "--set", f"train.max_steps={steps}", cwd=tmp_path)
-    last = [json.loads((tmp_path / run / "records.jsonl").read_text().splitlines()[-1]) for run in "ab"]
+    last = [read_lines(tmp_path / run)[-1] for run in "ab"]
     assert last[0]["mixture"] == last[1]["mixture"]
     assert set(last[0]["mixture"]) == set(load_config(recipe, overrides).data.names)
     done = multidds("evaluate", "a", cwd=tmp_path)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from multidds.nmt.config import parse_config
 from multidds.nmt.corpora import files_of, read_pairs
 from multidds.nmt.encoding import Encoder, parts_of
-from multidds.nmt.errors import UserError
+from multidds.nmt.errors import DamagedError, UserError
+from multidds.nmt.files import locked
 from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.vocabulary import END, load_model, tag_of
 
@@ -312,7 +313,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path):
     for manifest in (None, "{}", '{"layout": 2, "fingerprint": "x", "files": {}}'):
         if manifest:
             (tmp_path / "prepared" / "manifest.json").write_text(manifest)
-        with pytest.raises(UserError, match="which 'multidds prepare' did not make; choose another"):
+        with pytest.raises(UserError, match="'multidds prepare' did not make; choose another|json: is damaged .*away"):
             prepare(settings)
         assert (tmp_path / "prepared" / "thesis.txt").read_text() == "mine"
 
@@ -353,11 +354,41 @@ def test_damaged_arrays_are_refused_by_name(tmp_path):
     prepare(settings)
     path = tmp_path / "prepared" / "ab-base.train.source.bin"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(UserError, match=r"ab-base.train.source.bin: has \d+ tokens, expected \d+"):
+    with pytest.raises(DamagedError, match=r"ab-base.train.source.bin: is damaged .* run 'multidds prepare' again\."):
         Prepared(settings).arrays("ab-base", "train", "source")
+    notices = []
+    assert prepare(settings, processes=1, notice=notices.append)
+    assert [notice.endswith("run 'multidds prepare' again. Doing so now.") for notice in notices] == [True]
+    assert not prepare(settings)
     (tmp_path / "prepared" / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="its manifest is damaged"):
+    for use in (prepare, Prepared):
+        with pytest.raises(DamagedError, match="manifest.json: is damaged or of another version .* move the folder"):
+            use(settings)
+
+
+def test_what_an_older_version_has_prepared_is_made_again(tmp_path):
+    settings = made(tmp_path)
+    prepare(settings)
+    path = tmp_path / "prepared" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["checksum"]
+    path.write_text(json.dumps({**manifest, "layout": 2}))
+    with pytest.raises(UserError, match="was prepared by another version; run 'multidds prepare' again"):
         Prepared(settings)
+    assert prepare(settings)
+    Prepared(settings)
+    path.write_text(json.dumps(manifest))  # of this version, without its checksum
+    with pytest.raises(DamagedError, match="manifest.json: is damaged"):
+        prepare(settings)
+
+
+def test_a_second_process_is_refused_and_a_dead_one_forgotten(tmp_path):
+    settings = made(tmp_path)
+    with locked(tmp_path / "prepared.lock", "x"), pytest.raises(UserError, match="is being prepared by another"):
+        prepare(settings)
+    (tmp_path / "prepared.lock").touch()  # of a process that was killed
+    assert prepare(settings, processes=1)
+    assert not (tmp_path / "prepared.lock").exists()
 
 
 def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):

@@ -2,16 +2,29 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import some_record
+from made_runs import lines_of, some_record, write_records
 from odd_names import NAMES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toys import batches, loss, mlp
 
 from multidds import Balancer, Mixture
-from multidds.nmt.errors import UserError
-from multidds.nmt.records import FILE, Follower, Records, Started, Stepped, Updated, Validated, read_records, scalars
+from multidds.nmt import checkpoints
+from multidds.nmt.errors import DamagedError, UserError
+from multidds.nmt.records import (
+    FILE,
+    Follower,
+    Records,
+    Started,
+    Stepped,
+    Updated,
+    Validated,
+    read_records,
+    record_line,
+    scalars,
+)
 
 STEP = Stepped(step=3, loss=5.0, lr=0.1, tokens=7, tokens_per_second=99.0)
 
@@ -82,21 +95,69 @@ def test_a_resumed_run_cuts_back_its_records_and_tensorboard(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [b"no JSON", b"[]", b"{}", b'{"kind": "start"}', b'{"kind": "other", "step": 1}', b"\xff\xfe", b"[" * 100_000,
-     json.dumps(some_record("step", 1, unknown=1)).encode(), json.dumps(some_record("step", "x")).encode()],
+    [b"no JSON", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, json.dumps(some_record("step", 1)).encode(),
+     record_line(json.dumps(some_record("step", 1)), before=7)[0].rstrip().encode()],
 )  # fmt: skip
-def test_what_is_not_a_record_is_refused_by_its_line(tmp_path, line):
-    whole = json.dumps(some_record("step", 1)).encode() + b"\n"
-    (tmp_path / FILE).write_bytes(whole + line + b"\n" + whole)
+def test_what_is_not_a_whole_line_is_refused_by_its_number(tmp_path, line):
+    whole = lines_of([some_record("step", 1), some_record("step", 2)]).encode().splitlines(keepends=True)
+    (tmp_path / FILE).write_bytes(whole[0] + line + b"\n" + whole[1])
+    with pytest.raises(DamagedError, match=r"records.jsonl:2: is damaged"):
+        read_records(tmp_path)
+    assert [record.step for record in Follower(tmp_path).read()[1]] == [1]  # who reads along goes no further
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"kind": "start"}, {"kind": "other", "step": 1}, some_record("step", 1, unknown=1), some_record("step", "x")],
+)
+def test_what_is_not_a_record_is_refused_by_its_line(tmp_path, record):
+    write_records(tmp_path, [some_record("step", 1), record])
     with pytest.raises(UserError, match=r"records.jsonl:2: is not a record\.$"):
         read_records(tmp_path)
-    assert [record.step for record in Follower(tmp_path).read()[1]] == [1, 1]  # who reads along leaves it out
+
+
+@given(st.integers(0, 10**6), st.integers(1, 255))
+def test_no_byte_of_the_records_can_change_unnoticed(tmp_path_factory, place, change):
+    run = tmp_path_factory.mktemp("run")
+    write_records(run, [some_record("step", step) for step in range(5)])
+    content = bytearray((run / FILE).read_bytes())
+    content[place % len(content)] ^= change
+    (run / FILE).write_bytes(content)
+    with pytest.raises(DamagedError, match="records.jsonl:?.* is damaged"):
+        read_records(run)
+
+
+@pytest.mark.parametrize("lines", [[0, 1, 3, 4], [0, 2, 1, 3, 4], [0, 1, 1, 2, 3, 4], [1, 2, 3, 4]])
+def test_a_line_that_is_missing_moved_or_doubled_is_noticed(tmp_path, lines):
+    whole = lines_of([some_record("step", step) for step in range(5)]).splitlines(keepends=True)
+    (tmp_path / FILE).write_text("".join(whole[i] for i in lines))
+    with pytest.raises(DamagedError, match="a line before it is missing"):
+        read_records(tmp_path)
+
+
+def test_records_that_end_before_their_checkpoint_are_damaged(tmp_path):
+    end = written(tmp_path, STEP, STEP)
+    path = tmp_path / "checkpoints" / "step-00000003.safetensors"
+    checkpoints.write(path, {"x": torch.zeros(3)}, {"records": end})
+    assert len(read_records(tmp_path)) == 2
+    content = (tmp_path / FILE).read_bytes()
+    for left in (content[: end // 2], content[:-1], b""):
+        (tmp_path / FILE).write_bytes(left)
+        message = rf"records.jsonl: is damaged \(of the {end} bytes that a checkpoint counts on, {len(left)} are there"
+        with pytest.raises(DamagedError, match=message):
+            read_records(tmp_path)
+        with pytest.raises(DamagedError, match=message):
+            Records(tmp_path, end, 3)
+    assert (tmp_path / FILE).read_bytes() == b""  # what is there was not touched
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedError, match="step-00000003.safetensors: is damaged"):
+        read_records(tmp_path)
 
 
 @given(st.integers(0, 400), st.integers(0, 400))
 def test_a_half_written_line_waits_until_it_is_whole(tmp_path_factory, first, second):
     run = tmp_path_factory.mktemp("run")
-    content = "".join(json.dumps(some_record("step", step)) + "\n" for step in range(5)).encode()
+    content = lines_of([some_record("step", step) for step in range(5)]).encode()
     follower, found = Follower(run), []
     for end in (*sorted((first, second)), len(content)):
         (run / FILE).write_bytes(content[:end])

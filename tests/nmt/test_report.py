@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 from conftest import ROOT, multidds
-from made_runs import make_run
+from made_runs import make_run, read_lines, read_sealed_json, write_records, write_scores
 from toy_runs import SMALL
 
 from multidds.nmt.config import MixtureSettings
@@ -87,8 +87,7 @@ def test_the_runs_of_these_tests_have_the_keys_of_real_ones(corpus, tmp_path):
     multidds("train", recipe, "--run", tmp_path / "real", *overrides, cwd=corpus)
     multidds("evaluate", tmp_path / "real", cwd=corpus)
     make_run(tmp_path / "by-hand", ["mirror-base", "shift-base"], method="multidds-s")
-    real, by_hand = ([json.loads(line) for line in (tmp_path / name / "records.jsonl").read_text().splitlines()]
-                     for name in ("real", "by-hand"))  # fmt: skip
+    real, by_hand = (read_lines(tmp_path / name) for name in ("real", "by-hand"))
     for kind in ("start", "step", "update", "validation"):
         keys = [next(set(record) for record in records if record["kind"] == kind) for records in (real, by_hand)]
         assert keys[0] == keys[1], kind
@@ -175,9 +174,7 @@ def test_statistics_are_those_of_the_records(runs, made):
     assert float(shown["proportional"]["o2m-diverse"]) == pytest.approx(expected)
 
     rows = {(row["setting"], row["method"], row["seed"]): row for row in settings_table("time", made)}
-    records = [
-        json.loads(line) for line in (runs / "o2m-diverse" / "multidds-s-2" / "records.jsonl").read_text().splitlines()
-    ]
+    records = read_lines(runs / "o2m-diverse" / "multidds-s-2")
     row = rows["o2m-diverse", "MultiDDS-S", "2.0"]
     updates = [record["seconds"] for record in records if record["kind"] == "update"]
     assert float(row["updates (s)"]) == pytest.approx(sum(updates))
@@ -306,10 +303,10 @@ def test_a_score_of_zero_is_a_score(tmp_path):
         folder = make_run(tmp_path / name, RELATED[:2], **mixture)
         for path in (folder / "hypotheses").iterdir():
             path.write_text("zzz\n" * 40)
-        scores = json.loads((folder / "scores.json").read_text())
+        scores = read_sealed_json(folder / "scores.json")
         for part in (scores["average"], *scores["pairs"].values()):
             part["bleu"] = 0.0
-        (folder / "scores.json").write_text(json.dumps(scores))
+        write_scores(folder, scores)
     made = report([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert made.summaries[0].startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")
     assert [row["bleu/s"].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"]))).rows] == [
@@ -319,10 +316,10 @@ def test_a_score_of_zero_is_a_score(tmp_path):
 
 def test_a_run_without_an_alignment_table_shows_the_reward_it_used(tmp_path):
     folder = make_run(tmp_path / "a", RELATED, method="multidds-s")
-    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    records = read_lines(folder)
     for record in records:
         record.pop("alignment", None)
-    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(folder, records)
     drawn = {figure.key.split(".")[0]: figure for figure in figures_of(one_setting([folder]))}
     assert drawn["rewards"].canvas is not None
     assert "set [mixture] sketch" in drawn["alignment"].caption
@@ -335,7 +332,7 @@ def test_a_run_in_progress_is_read_up_to_its_last_whole_line(tmp_path):
     assert one_setting([folder]).runs[0].finished == ""
     with (folder / "records.jsonl").open("a") as file:
         file.write("\n")
-    with pytest.raises(UserError, match=r"records.jsonl:\d+: is not a record"):
+    with pytest.raises(UserError, match=r"records.jsonl:\d+: is damaged or of another version"):
         find_runs([folder])
 
 

@@ -4,6 +4,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from made_runs import read_lines
 from toy_runs import Silent, small_config
 
 from multidds.nmt.changes import changed_keys
@@ -59,7 +60,7 @@ def test_a_run_that_goes_on_keeps_what_was_chosen(corpus, monkeypatch, tmp_path)
     config = small_config(corpus, monkeypatch, *overrides, "train.max_steps=40")
     train(config, tmp_path / "run", Silent())
     facts = json.loads((tmp_path / "run" / "config.json").read_text())["config"]["mixture"]
-    records = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    records = read_lines(tmp_path / "run")
     assert [record["step"] for record in records if record["kind"] == "update"][:2] == [
         facts["every"],
         2 * facts["every"],

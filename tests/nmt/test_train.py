@@ -1,9 +1,9 @@
 import itertools
-import json
 import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from conftest import ROOT, multidds
+from made_runs import read_lines, read_sealed_json
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, small_config
 
@@ -24,14 +25,14 @@ from multidds.nmt.prepare import Prepared
 from multidds.nmt.prior import prior_of
 from multidds.nmt.progress import CLOCKS
 from multidds.nmt.schedule import planned_sentences
+from multidds.nmt.sealed import write_sealed
 from multidds.nmt.train import Training, train
 
 TIMES = ("seconds", "clock", "tokens_per_second")
 
 
 def records(run):
-    lines = (run / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in TIMES} for line in lines]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in read_lines(run)]
 
 
 def tensors(run):
@@ -52,6 +53,18 @@ def sizes_of(config):
     prepared = Prepared(config)
     data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
     return {name: len(sentences) for name, sentences in data.items()}, data
+
+
+class Stopping(Silent):
+    """A display that asks the training to stop, as Ctrl-C does."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def progress(self, fraction, facts):
+        if facts.get("step") == self.after:
+            signal.raise_signal(signal.SIGINT)
 
 
 class NoWaiting(TorchDispatchMode):
@@ -237,28 +250,57 @@ def test_a_changed_config_is_refused_with_the_changed_keys(corpus, monkeypatch, 
         train(small_config(corpus, monkeypatch, "train.max_steps=3"), tmp_path / "run", Silent())
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(corpus, monkeypatch, tmp_path):
-    config = small_config(corpus, monkeypatch, "train.max_steps=8")
-    train(config, tmp_path / "run", Silent())
-    newest = checkpoints.listed(tmp_path / "run")[-1]
-    whole = newest.read_bytes()
-    longer = small_config(corpus, monkeypatch, "train.max_steps=12")
-    for damaged in (whole[: len(whole) // 2], b"", b"PK\x03\x04 something else entirely"):
-        newest.write_bytes(damaged)
-        with pytest.raises(
-            UserError, match=r"step-00000008.safetensors: is damaged \(.*Delete it to go on from step-00000004"
-        ):
-            train(longer, tmp_path / "run", Silent())
-    from safetensors.torch import save_file
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch)
+    train(config, tmp_path / "straight", Silent())
+    train(config, tmp_path / "whole", Stopping(after=8))
+    whole = checkpoints.listed(tmp_path / "whole")[-1].read_bytes()
+    flipped = bytearray(whole)
+    flipped[-7] ^= 1  # in a tensor
+    for i, damaged in enumerate((whole[: len(whole) // 2], b"", b"PK\x03\x04 something else entirely", flipped)):
+        run = shutil.copytree(tmp_path / "whole", tmp_path / str(i))
+        checkpoints.listed(run)[-1].write_bytes(damaged)
+        show = Silent()
+        train(config, run, show)
+        first = r"step-00000008.safetensors: is damaged .*\. Going on from step-00000004.safetensors\.$"
+        assert re.search(first, show.lines[0])
+        assert show.lines[1] == "going on after step 4"
+        same_runs(tmp_path / "straight", run)
 
-    save_file({"x": torch.zeros(1)}, newest)
-    with pytest.raises(UserError, match="is not a checkpoint of multidds. Delete it to go on from"):
-        train(longer, tmp_path / "run", Silent())
-    newest.unlink()
-    train(longer, tmp_path / "run", Silent())
-    train(longer, tmp_path / "straight", Silent())
-    for name, tensor in tensors(tmp_path / "straight").items():
-        assert torch.equal(tensor, tensors(tmp_path / "run")[name])
+
+def test_damaged_records_go_back_to_a_checkpoint_before_the_damage(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch)
+    train(config, tmp_path / "straight", Silent())
+    train(config, tmp_path / "run", Silent())
+    path = tmp_path / "run" / "records.jsonl"
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+    show = Silent()
+    train(config, tmp_path / "run", show)
+    expected = r"records.jsonl:\d+: is damaged.* Going on from step-00000008.safetensors\."
+    assert re.search(expected, show.lines[0])
+    same_runs(tmp_path / "straight", tmp_path / "run")
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_changed(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch)
+    train(config, tmp_path / "run", Silent())
+    for path in checkpoints.listed(tmp_path / "run"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="step-00000012.safetensors: is damaged .* No older checkpoint can be used"):
+        train(config, tmp_path / "run", Silent())
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(corpus, monkeypatch, tmp_path):
+    train(small_config(corpus, monkeypatch, "train.max_steps=8"), tmp_path / "run", Silent())
+    newest = checkpoints.listed(tmp_path / "run")[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    train(small_config(corpus, monkeypatch, "train.save_every=1", "train.keep=1", "train.max_steps=8"),
+          tmp_path / "run", Stopping(after=5))  # fmt: skip
+    assert [path.stem for path in checkpoints.listed(tmp_path / "run")] == ["step-00000005"]
 
 
 def test_checkpoints_are_kept_in_the_number_asked_for_and_hold_no_pickle(corpus, monkeypatch, tmp_path):
@@ -295,12 +337,11 @@ def test_a_checkpoint_that_may_be_spoilt_is_not_called_good(corpus, monkeypatch,
     assert (int(found[1]), int(found[2])) == (5, 3)
 
 
-def test_lost_records_are_not_filled_with_zeros(corpus, monkeypatch, tmp_path):
+def test_lost_records_are_not_made_up(corpus, monkeypatch, tmp_path):
     train(small_config(corpus, monkeypatch, "train.max_steps=5"), tmp_path / "run", Silent())
     (tmp_path / "run" / "records.jsonl").unlink()
-    train(small_config(corpus, monkeypatch, "train.max_steps=9"), tmp_path / "run", Silent())
-    assert b"\0" not in (tmp_path / "run" / "records.jsonl").read_bytes()
-    assert records(tmp_path / "run")[-1]["kind"] == "validation"
+    with pytest.raises(UserError, match=r"records.jsonl: is damaged \(of the \d+ bytes .* 0 are there\)"):
+        train(small_config(corpus, monkeypatch, "train.max_steps=9"), tmp_path / "run", Silent())
 
 
 @pytest.mark.bfloat16
@@ -366,12 +407,12 @@ def test_a_folder_of_something_else_is_not_made_a_run(corpus, monkeypatch, tmp_p
 def test_other_data_under_the_same_run_is_refused(corpus, monkeypatch, tmp_path):
     train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
     path = tmp_path / "run" / "config.json"
-    facts = json.loads(path.read_text())
-    path.write_text(json.dumps({**facts, "data": "0" * 64}))
+    facts = read_sealed_json(path)
+    write_sealed(path, {**facts, "data": "0" * 64})
     with pytest.raises(UserError, match="was started on other data than is in"):
         train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
     path.write_text("{}")
-    with pytest.raises(UserError, match="config.json: cannot be read"):
+    with pytest.raises(UserError, match="config.json: is damaged or of another version"):
         read_run(tmp_path / "run")
 
 

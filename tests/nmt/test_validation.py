@@ -1,11 +1,11 @@
 """What a validation measures, against a naive version that takes one sentence at a time, and which model it keeps."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from made_runs import read_lines
 from sacrebleu.metrics.chrf import CHRF
 from toy_runs import Silent, small_config
 
@@ -24,8 +24,7 @@ CPU = torch.device("cpu")
 
 
 def validations(run):
-    lines = (run / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == "validation"]
+    return [record for record in read_lines(run) if record["kind"] == "validation"]
 
 
 def model_and_dev(config):
@@ -159,7 +158,7 @@ def test_the_model_that_is_kept_is_the_best_by_the_measure_asked_for(corpus, mon
     found = validations(tmp_path / "run")
     assert [record["step"] for record in found] == [4, 8, 12]
     assert [record["step"] for record in found if record["best"]][-1] == best
-    assert checkpoints.read_state(tmp_path / "run" / "best.safetensors") == {
+    assert checkpoints.read(tmp_path / "run" / "best.safetensors")[1] == {
         "step": best, "select": select, "value": value
     }  # fmt: skip
 

@@ -8,6 +8,8 @@ import math
 import random
 
 from multidds.nmt.names import file_name
+from multidds.nmt.records import record_line
+from multidds.nmt.sealed import sha256, write_sealed
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
 
@@ -29,7 +31,7 @@ def make_run(
              for name in names}  # fmt: skip
     facts = {"config": config, "data": f"fingerprint of {setting}", "direction": "many-to-one", "pairs": pairs}
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(facts))
+    write_sealed(folder / "config.json", facts)
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     records = [{"kind": "start", "step": 0, "mixture": dict(shares)}]
     learned = mixture.get("method", "static") != "static"
@@ -72,7 +74,7 @@ def make_run(
                 "finished": finished if i == updates else "", "seconds": 0.5, "clock": dict(clock),
             })  # fmt: skip
             lowest = min(lowest, means["dev_loss"])
-    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(folder, records)
     if scored:
         score(folder, names, setting, rng, quality)
     return folder
@@ -115,7 +117,36 @@ def score(folder, names, setting, rng, quality):
         "data": "",
         "seed": 1,
     }
-    (folder / "scores.json").write_text(json.dumps(scores))
+    write_scores(folder, scores)
+
+
+def write_scores(folder, scores):
+    """scores.json for the texts that are there now."""
+    texts = [*folder.glob("hypotheses/*"), *folder.glob("references/*")]
+    write_sealed(folder / "scores.json", {**scores, "files": {f"{p.parent.name}/{p.name}": sha256(p) for p in texts}})
+
+
+def read_sealed_json(path):
+    return {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key != "checksum"}
+
+
+def lines_of(records):
+    """Records as the lines of a file."""
+    lines, checksum = [], 0
+    for record in records:
+        line, checksum = record_line(json.dumps(record), checksum)
+        lines.append(line)
+    return "".join(lines)
+
+
+def write_records(run, records):
+    (run / "records.jsonl").write_text(lines_of(records))
+
+
+def read_lines(run):
+    """The records of a run as plain dicts, without their checksums."""
+    lines = (run / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "checksum"} for line in lines]
 
 
 def pair(name):

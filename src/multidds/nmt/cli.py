@@ -95,7 +95,7 @@ def prepare(
 
     config = load_config(recipe, set_)
     with display.bar("prepare") as progress:
-        made = run(config, processes, progress)
+        made = run(config, processes, progress, lambda text: say(text, err))
     manifest = Prepared(config).manifest
     out.print(display.prepared_table(config.data.folder, manifest["pairs"]))
     sizes = manifest["vocabulary"]
@@ -175,7 +175,7 @@ def translate(
 
     if long_lines not in (None, "split", "refuse"):
         raise UserError(f"--long-lines {long_lines}: expected 'split' or 'refuse'.")
-    translator = Translator(run, threads, int8)
+    translator = Translator(run, threads, int8, lambda text: say(text, err))
     languages = translator.direction(source, target)
     if file is None and sys.stdin.isatty():  # an answer to every line
         for number, line in enumerate(_standard_input(), start=1):
@@ -201,9 +201,9 @@ def evaluate(
     from .significance import compare
 
     with display.spinner() as show:
-        scores = run_evaluation(run, threads, show)
+        scores = run_evaluation(run, threads, show, lambda text: say(text, err))
         if against is not None:
-            run_evaluation(against, threads, show)
+            run_evaluation(against, threads, show, lambda text: say(text, err))
             show("paired bootstrap")
         compared = {} if against is None else compare(run, against)
     out.print(display.scores_table(run, scores, against, compared))
@@ -226,6 +226,7 @@ def experiment(
     from .experiment.plan import plan
     from .experiment.progress import Job
     from .experiment.runner import Runner
+    from .files import LOCK, locked
 
     wanted = load_experiment(file)
     runs = plan(file, wanted)
@@ -237,7 +238,8 @@ def experiment(
             say(line)
         return
     _avoid_amx([job.run.config for job in jobs])  # the processes of the runs inherit it
-    with LiveTable(out) if out.is_terminal else Lines() as show:
+    refusal = f"{wanted.folder}: another process is at work on the experiment there."
+    with locked(wanted.folder / f"experiment{LOCK}", refusal), LiveTable(out) if out.is_terminal else Lines() as show:
         runner = Runner(jobs, parallel or wanted.parallel, show)
         runner.run()
     out.print(final_table(jobs, wanted.folder))
@@ -272,6 +274,25 @@ def report(
             out.print(display.report_table(compared))
     for sentence in (*made.summaries, str(made.page)):
         say(sentence)
+
+
+@app.command()
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(help="A run, prepared data, a corpus, or a folder that holds some.", show_default=False)
+    ],
+) -> None:
+    """Check that every file is as it was written. Exit code 1 if one is damaged."""
+    from .verify import verify as check
+
+    found = check(folder)
+    for one in found:
+        for line in one.lines():
+            say(line)
+    if damaged := sum(len(bad) for one in found for bad in one.damage.values()):
+        say(f"damaged: {damaged}")
+        raise SystemExit(1)
+    say("Everything is whole.")
 
 
 @app.command()

@@ -4,7 +4,6 @@ Owns what a config may say, and the sentences that users get when it says someth
 """
 
 import difflib
-import json
 import math
 import re
 import tomllib
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from .errors import UserError
 from .names import file_name
+from .sealed import read_sealed
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 VOCABULARY = "vocabulary"  # the folder of a run with its vocabularies and sentencepiece models
@@ -323,13 +323,10 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     """The config of an existing run, and the other facts of its config.json."""
     path = folder / "config.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        table = facts["config"]
+        facts = read_sealed(path, "restore it from a copy, or train again in another folder.")
     except FileNotFoundError:
         raise UserError(f"{folder}: is not a run (there is no config.json).") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}).") from None
-    return parse_config(table, str(path)), facts
+    return parse_config(facts.get("config", {}), str(path)), facts
 
 
 def _apply(table: dict[str, Any], override: str) -> None:

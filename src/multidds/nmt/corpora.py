@@ -4,7 +4,6 @@ Yields (line number, source, target) and refuses what is not aligned or not UTF-
 """
 
 import gzip
-import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator
@@ -88,16 +87,6 @@ def count_lines(path: Path) -> int:
     """The lines of a file, plain or compressed."""
     with _opened(path) as file:
         return sum(1 for _ in file)
-
-
-def sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
 
 
 def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Path:

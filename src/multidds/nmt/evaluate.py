@@ -14,58 +14,77 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from .config import read_run
-from .errors import UserError
-from .files import write_whole
+from .errors import DamagedError, UserError
+from .files import LOCK, locked, write_whole
 from .names import file_name
 from .prepare import Prepared
-from .translate import Translator, export
+from .scores import FILE, check_texts, read_scores
+from .sealed import read_sealed, sha256, write_sealed
+from .translate import STAMP, Translator, export
+
+Say = Callable[[str], None]
+_AGAIN = "run 'multidds evaluate' again."
 
 
-def evaluate(run: Path, threads: int = 0, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Translate all test sets with the best model, score them, and keep both; what is there already is used."""
+def evaluate(
+    run: Path, threads: int = 0, say: Say = lambda text: None, notice: Say = lambda text: None
+) -> dict[str, Any]:
+    """Translate all test sets with the best model, score them, and keep both; what is there already is used.
+
+    What is damaged is made again; `notice` is told.
+    """
     config, facts = read_run(run)
     prepared = Prepared(config)
     if facts["data"] != prepared.fingerprint:
         raise UserError(
             f"{run}: was trained on other data than is in {prepared.folder} now, and so were its test sets."
         )
-    stamp = json.loads((export(run) / "multidds.json").read_text(encoding="utf-8"))
-    settings = json.loads(config.translate.model_dump_json())
-    scores = _existing(run)
-    made_for = {"model": stamp, "settings": settings, "data": facts["data"]}
+    made_for = {
+        "model": read_sealed(export(run, notice) / STAMP, _AGAIN),
+        "settings": json.loads(config.translate.model_dump_json()),
+        "data": facts["data"],
+    }
+    scores = _existing(run, notice)
     if scores is not None and all(scores[key] == value for key, value in made_for.items()):
         return scores
-    translator = Translator(run, threads)
-    pairs: dict[str, Any] = {}
-    signatures: dict[str, str] = {}
-    for pair in config.data.pairs:
-        say(f"translating {pair.name}")
-        sources = prepared.test_lines(pair.name, "source")
-        references = prepared.test_lines(pair.name, "target")
-        hypotheses = list(translator.translate(sources, pair.source, pair.target, long_lines="split"))
-        for folder, lines in (("hypotheses", hypotheses), ("references", references)):
-            text = "".join(line + "\n" for line in lines)
-            write_whole(run / folder / f"{file_name(pair.name)}.txt", text)
-        pairs[pair.name] = {"sentences": len(references)}
-        for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
-            pairs[pair.name][key] = metric.corpus_score(hypotheses, [references]).score
-            signatures[key] = str(metric.get_signature())
-    averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
-    scores = {"pairs": pairs, "average": averages, "signatures": signatures, "model": stamp, "settings": settings}
-    scores |= {"data": facts["data"], "seed": config.train.seed}
-    write_whole(run / "scores.json", json.dumps(scores, indent=1) + "\n")
+    with locked(run / f"scores{LOCK}", f"{run}: is being evaluated by another process."):
+        translator = Translator(run, threads)
+        texts: dict[str, dict[str, list[str]]] = {}
+        for pair in config.data.pairs:
+            say(f"translating {pair.name}")
+            sources = prepared.test_lines(pair.name, "source")
+            hypotheses = list(translator.translate(sources, pair.source, pair.target, long_lines="split"))
+            texts[pair.name] = {"hypotheses": hypotheses, "references": prepared.test_lines(pair.name, "target")}
+        files = {}
+        for name, of_pair in texts.items():
+            for folder, lines in of_pair.items():
+                place = f"{folder}/{file_name(name)}.txt"
+                write_whole(run / place, "".join(line + "\n" for line in lines))
+                files[place] = sha256(run / place)
+        scores = {**_scored(texts), **made_for, "seed": config.train.seed, "files": files}
+        write_sealed(run / FILE, scores)
     return scores
 
 
-def _existing(run: Path) -> dict[str, Any] | None:
-    """scores.json of an earlier call, if the texts that it scores are there too."""
+def _scored(texts: dict[str, dict[str, list[str]]]) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    signatures: dict[str, str] = {}
+    for name, of_pair in texts.items():
+        pairs[name] = {"sentences": len(of_pair["references"])}
+        for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+            pairs[name][key] = metric.corpus_score(of_pair["hypotheses"], [of_pair["references"]]).score
+            signatures[key] = str(metric.get_signature())
+    averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
+    return {"pairs": pairs, "average": averages, "signatures": signatures}
+
+
+def _existing(run: Path, notice: Say) -> dict[str, Any] | None:
+    """The scores of an earlier call, if the texts that they score are there and whole too."""
     try:
-        scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        scores = read_scores(run)
+        if scores is not None:
+            check_texts(run, scores)
+    except DamagedError as error:
+        notice(f"{error} Doing so now.")
         return None
-    if not isinstance(scores, dict) or not {"model", "settings", "data", "pairs"} <= scores.keys():
-        return None
-    texts = [
-        run / folder / f"{file_name(name)}.txt" for name in scores["pairs"] for folder in ("hypotheses", "references")
-    ]
-    return scores if all(path.exists() for path in texts) else None
+    return scores

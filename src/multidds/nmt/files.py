@@ -1,7 +1,7 @@
 """Files and folders that are written whole or not at all, and stay so if the machine stops a moment later.
 
 What is being written stands beside its place as NAME.partial. A reader finds the old content or the new; after an
-error, a full disk included, nothing is left of the new.
+error, a full disk included, nothing is left of the new. A lock keeps a second writer out.
 """
 
 import contextlib
@@ -10,7 +10,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from .errors import UserError
+
 PARTIAL = ".partial"
+LOCK = ".lock"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -21,7 +24,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yields a path to write to, which takes the place of `path` when the block ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     partial = path.with_name(path.name + PARTIAL)
     try:
         yield partial
@@ -37,8 +40,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder to fill, which takes the place of `path` and of all that was in it when the block ends."""
     partial, old = (path.with_name(path.name + ending) for ending in (PARTIAL, ".old"))
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    make_folder(path.parent)
     try:
-        partial.mkdir(parents=True)
+        partial.mkdir()
         yield partial
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -55,12 +59,21 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def move_into_place(partial: Path, path: Path) -> None:
     """Rename a file, or a folder with all that is in it, when it is on the disk; then the rename is there too."""
     for written in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
-        _sync(written)
+        sync(written)
     partial.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """A folder and those above it, on the disk like what will be in it."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """What was written to a file, or renamed within a folder, is on the disk."""
     folder = path.is_dir()
     with contextlib.suppress(OSError) if folder else contextlib.nullcontext():  # not every system can for folders
         handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
@@ -68,3 +81,49 @@ def _sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock file at `path`, or raise a UserError with the refusal at once if another process does.
+
+    The lock ends with the process, however it ends: a file that a dead one has left is in nobody's way.
+    """
+    make_folder(path.parent)
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            take_lock(handle, refusal)
+            if _is_at(handle, path):
+                break
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # whoever held it has deleted it since
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the folder may be gone; where open files cannot be deleted it stays
+            path.unlink()
+        os.close(handle)
+
+
+def take_lock(handle: int, refusal: str) -> None:
+    """Lock an open file or folder, or raise a UserError with the refusal. Closing it ends the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(refusal) from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False

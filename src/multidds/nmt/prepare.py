@@ -1,11 +1,13 @@
 """From text to a prepared folder: sentencepiece models, vocabularies, arrays, and a manifest of all of it.
 
 Everything is written to a folder beside the final one, which it replaces when it is whole: an interrupted call
-leaves nothing half-written. encoding.py makes the arrays. Does not import torch.
+leaves nothing half-written. The manifest has a digest of every file, which is checked when the file is first read.
+encoding.py makes the arrays. Does not import torch.
 """
 
 import contextlib
 import gc
+import io
 import json
 import multiprocessing
 import os
@@ -23,19 +25,45 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from .catalogues.folder import check_made
 from .config import Config, Data
-from .corpora import files_of, read_pairs, sha256
+from .corpora import files_of, read_pairs
 from .encoding import Part, encode_part, joined, parts_of, token_type
-from .errors import UserError
-from .files import whole_folder
+from .errors import DamagedError, UserError
+from .files import LOCK, locked, whole_folder
 from .names import file_name
-from .vocabulary import SPECIALS, load_model, load_vocabulary, model_file, model_of, models_of, pieces_of, tag_of
+from .sealed import check_digest, read_sealed, sealed, sha256
+from .vocabulary import (
+    SPECIALS,
+    load_model,
+    load_vocabulary,
+    model_file,
+    model_of,
+    models_of,
+    pieces_of,
+    tag_of,
+    write_vocabulary,
+)
 
-LAYOUT = 2  # of the prepared folder; grows when it changes
+LAYOUT = 3  # of the prepared folder; grows when it changes
 
 
-def prepare(config: Config, processes: int = 0, progress: Callable[[str, int, int], None] | None = None) -> bool:
-    """Prepare the data of a config. Returns False where everything was there already and nothing had changed."""
+_FIRST_SEALED = 3
+MANIFEST = "manifest.json"
+_AGAIN = "run 'multidds prepare' again."
+_AWAY = "move the folder away, or choose another [data] folder, and run 'multidds prepare' again."
+
+
+def prepare(
+    config: Config,
+    processes: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+    notice: Callable[[str], None] = lambda text: None,
+) -> bool:
+    """Prepare the data of a config. Returns False where everything was there already and nothing had changed.
+
+    What is damaged is made again; `notice` is told.
+    """
     folder = config.data.folder.resolve()  # a link stays a link
     if folder == Path.cwd():
         raise UserError(
@@ -44,17 +72,56 @@ def prepare(config: Config, processes: int = 0, progress: Callable[[str, int, in
     say = progress or (lambda what, done, total: None)
     say("reading", 0, 1)
     fingerprint, inputs = _fingerprint(config)
-    manifest = _checked_manifest(folder)
-    if manifest is not None and manifest["fingerprint"] == fingerprint and _complete(folder, manifest):
+    if _is_there(folder, fingerprint, notice):
         return False
-    with whole_folder(folder) as partial:
-        manifest = _build(config, partial, processes, say)
-        manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config), "inputs": inputs}
-        manifest["files"] = {
-            path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
-        }
-        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    with locked(folder.with_name(folder.name + LOCK), f"{folder}: is being prepared by another process."):
+        if _is_there(folder, fingerprint, lambda text: None):  # made while we looked
+            return False
+        with whole_folder(folder) as partial:
+            manifest = _build(config, partial, processes, say)
+            manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config), "inputs": inputs}
+            manifest["files"] = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+            (partial / MANIFEST).write_bytes(sealed(manifest))
     return True
+
+
+def _is_there(folder: Path, fingerprint: str, notice: Callable[[str], None]) -> bool:
+    """Whether just this is prepared there, and whole."""
+    manifest = _checked_manifest(folder)
+    if manifest is None or (manifest["layout"], manifest["fingerprint"]) != (LAYOUT, fingerprint):
+        return False
+    try:
+        for name, digest in manifest["files"].items():
+            check_digest(folder / name, digest, _AGAIN)
+    except DamagedError as error:
+        notice(f"{error} Doing so now.")
+        return False
+    return True
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that this version has prepared."""
+    try:
+        manifest = read_sealed(folder / MANIFEST, _AWAY)
+    except FileNotFoundError:
+        raise UserError(f"{folder}: nothing is prepared there; run 'multidds prepare' with the same recipe.") from None
+    except DamagedError:
+        if _older(folder) is None:
+            raise
+        manifest = {}
+    if manifest.get("layout") != LAYOUT:
+        raise UserError(f"{folder}: was prepared by another version; {_AGAIN}")
+    return manifest
+
+
+def _older(folder: Path) -> dict[str, Any] | None:
+    """A manifest without a checksum, if an older version has left one: it says which files are ours."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        known = {"layout", "fingerprint", "files"} <= manifest.keys() and "checksum" not in manifest
+        return manifest if known and manifest["layout"] < _FIRST_SEALED and manifest["files"] else None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _fingerprint(config: Config) -> tuple[str, dict[str, str]]:
@@ -62,6 +129,8 @@ def _fingerprint(config: Config) -> tuple[str, dict[str, str]]:
     splits = ["train", "dev"] + (["test"] if config.data.test else [])
     paths = {str(path) for pair in config.data.pairs for split in splits for path in files_of(config.data, pair, split)}
     inputs = {path: sha256(Path(path)) for path in sorted(paths)}
+    for path, digest in inputs.items():
+        check_made(Path(path), digest)
     parts = [LAYOUT, sentencepiece.__version__, _settings(config), inputs]
     return hashed(json.dumps(parts, sort_keys=True).encode()).hexdigest(), inputs
 
@@ -80,21 +149,15 @@ def _checked_manifest(folder: Path) -> dict[str, Any] | None:
     if not folder.is_dir():
         raise UserError(f"{folder}: is not a folder; choose another [data] folder.")
     entries = {path.name for path in folder.iterdir()}
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        ours = set(manifest["files"]) if {"layout", "fingerprint"} <= manifest.keys() else set()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        manifest, ours = None, set()
-    if strangers := sorted(entries - ours - ({"manifest.json"} if ours else set())):
+    manifest = _older(folder) if MANIFEST in entries else {"files": {}}
+    if manifest is None:
+        manifest = read_sealed(folder / MANIFEST, _AWAY)
+    ours = {*manifest["files"], *([MANIFEST] if manifest["files"] else [])}
+    if strangers := sorted(entries - ours):
         raise UserError(
             f"{folder}: holds {strangers[0]!r}, which 'multidds prepare' did not make; choose another [data] folder."
         )
-    return dict(manifest) if ours else None
-
-
-def _complete(folder: Path, manifest: dict[str, Any]) -> bool:
-    paths = [(folder / name, facts["size"]) for name, facts in manifest["files"].items()]
-    return all(path.exists() and path.stat().st_size == size for path, size in paths)
+    return manifest if manifest["files"] else None
 
 
 def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int, int], None]) -> dict[str, Any]:
@@ -160,13 +223,13 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
     if first is None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
         raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
-    prefix = str(folder / model_file(name)).removesuffix(".model")
+    model = io.BytesIO()  # sentencepiece itself would not notice a full disk
     mistakes: list[UserError] = []  # in the text; sentencepiece would wrap them in its own words
     sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_noting(chain([first], sentences), mistakes),
-            model_prefix=prefix,
+            model_writer=model,
             vocab_size=settings.size,
             character_coverage=settings.coverage,
             input_sentence_size=settings.sample,
@@ -189,7 +252,7 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
                 "raise it or lower coverage."
             ) from None
         raise UserError(f"sentencepiece cannot learn from the training text of {what}: {error}") from None
-    Path(f"{prefix}.vocab").unlink()
+    (folder / model_file(name)).write_bytes(model.getvalue())
 
 
 def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str]:
@@ -234,10 +297,10 @@ def _vocabularies(config: Config, folder: Path) -> dict[str, int]:
         reserved = [*SPECIALS, *(tags if side == "source" or sides["source"] == sides["target"] else [])]
         pieces: dict[str, None] = {}
         for name in dict.fromkeys(model_of(config, language) for language in languages):
-            model = load_model(folder, name)
+            model = load_model(folder, name, {model_file(name): sha256(folder / model_file(name))})
             pieces |= dict.fromkeys(pieces_of(model))
         tokens[side] = [*reserved, *(piece for piece in pieces if piece not in reserved)]
-    (folder / "vocabulary.json").write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+    write_vocabulary(folder, tokens, models_of(config))
     return {side: len(listed) for side, listed in tokens.items()}
 
 
@@ -246,16 +309,7 @@ class Prepared:
 
     def __init__(self, config: Config) -> None:
         self.folder = config.data.folder
-        try:
-            self.manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(
-                f"{self.folder}: nothing is prepared there; run 'multidds prepare' with the same recipe."
-            ) from None
-        except ValueError:
-            raise UserError(f"{self.folder}: its manifest is damaged; run 'multidds prepare' again.") from None
-        if self.manifest.get("layout") != LAYOUT:
-            raise UserError(f"{self.folder}: was prepared by another version; run 'multidds prepare' again.")
+        self.manifest = read_manifest(self.folder)
         wanted, there = _settings(config), self.manifest["settings"]
         changed = [
             f"{part}.{key}" for part in wanted for key in wanted[part] if wanted[part][key] != there[part].get(key)
@@ -275,8 +329,10 @@ class Prepared:
         return str(self.manifest["fingerprint"])
 
     def arrays(self, pair: str, split: str, side: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(tokens, offsets): sentence i is tokens[offsets[i] : offsets[i + 1]]. Memory-mapped."""
+        """(tokens, offsets): sentence i is tokens[offsets[i] : offsets[i + 1]]. Checked, then memory-mapped."""
         stem = self.folder / f"{file_name(pair)}.{split}.{side}"
+        for ending in (".offsets.npy", ".bin"):
+            self._check(Path(f"{stem}{ending}"))
         try:
             offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r", allow_pickle=False)
             tokens = np.memmap(f"{stem}.bin", dtype=token_type(len(self.vocabulary[side])), mode="r")
@@ -290,4 +346,8 @@ class Prepared:
         path = self.folder / f"{file_name(pair)}.test.{side}.txt"
         if not path.exists():
             raise UserError(f"{path}: there is no test set for {pair!r}; set [data] test and prepare again.")
+        self._check(path)
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+    def _check(self, path: Path) -> None:
+        check_digest(path, self.manifest["files"].get(path.name), _AGAIN)

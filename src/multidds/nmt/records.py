@@ -1,19 +1,25 @@
 """What happened in a run, a line of records.jsonl each: the records as types, their reader and their writer.
 
-The words for what an update found are those of `Update.groups`, in records, on TensorBoard and in reports. Reading does
-not import torch.
+A line ends in a checksum (CRC-32) of itself and all lines before it, so that none can change or be missing unnoticed;
+what follows the last newline is a line that was being written. The words for what an update found are those of
+`Update.groups`, in records, on TensorBoard and in reports. Reading does not import torch.
 """
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
+import re
+import socket
+import time
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from .errors import UserError
+from . import checkpoints
+from .errors import DamagedError, UserError
+from .files import make_folder, sync, take_lock
 
 FILE = "records.jsonl"
 Numbers = dict[str, float]  # by dataset, or by dev set
@@ -93,46 +99,114 @@ AnyRecord = Started | Stepped | Updated | Validated
 _ANY: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
+_END = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\Z')
+
+
+def record_line(content: str, before: int = 0) -> tuple[str, int]:
+    """(the line of a record, given as a JSON object that is not empty; its checksum, which the next line needs)."""
+    body = content.removesuffix("}")
+    checksum = zlib.crc32(body.encode("utf-8", "surrogatepass"), before)
+    return f'{body}, "checksum": "{checksum:08x}"}}\n', checksum
+
+
+class _Chain:
+    """Reads lines one after another, each behind the one before."""
+
+    def __init__(self) -> None:
+        self._checksum = 0
+
+    def read(self, line: bytes) -> AnyRecord:
+        """The record of the next line, or a ValueError that says what is wrong with it."""
+        line = line.removesuffix(b"\r")  # of a copy on Windows
+        end = _END.search(line)
+        if end is None:
+            raise ValueError("is damaged or of another version (it does not end in a checksum)")
+        checksum = zlib.crc32(line[: end.start()], self._checksum)
+        if int(end[1], 16) != checksum:
+            raise ValueError("is damaged, or a line before it is missing (its checksum does not fit)")
+        try:
+            record = _ANY.validate_python(json.loads(line[: end.start()].decode("utf-8", "surrogatepass") + "}"))
+        except (ValueError, RecursionError):
+            raise ValueError("is not a record") from None
+        self._checksum = checksum
+        return record
+
+
 def read_records(run: Path) -> list[AnyRecord]:
     """Those of a run. What follows the last newline is still being written and is left out."""
+    counted = checkpoints.counted_records(run)  # before the records: the run may be under way
     path = run / FILE
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{run}: is not a run (there is no {FILE}).") from None
-    found = []
+    whole, newline, torn = content.rpartition(b"\n")
+    if len(whole + newline) < counted:
+        checkpoints.check(checkpoints.listed(run)[-1])  # or is that what is damaged?
+        raise _cut_short(path, counted, len(content))
+    if _END.search(torn[:-1]):
+        raise DamagedError(f"{path}: is damaged (its last line has another end than a newline).")
+    return list(_read(path, whole.split(b"\n") if newline else []))
+
+
+def check_records(run: Path, size: int) -> None:
+    """A DamagedError unless the first `size` bytes of the records of a run are whole lines."""
+    path = run / FILE
+    content = path.read_bytes()[:size] if path.exists() else b""
+    if len(content) < size or not content.endswith(b"\n"):
+        raise _cut_short(path, size, len(content))
+    for _ in _read(path, content.split(b"\n")[:-1]):
+        pass
+
+
+def _cut_short(path: Path, size: int, there: int) -> DamagedError:
+    return DamagedError(f"{path}: is damaged (of the {size} bytes that a checkpoint counts on, {there} are there).")
+
+
+def _read(path: Path, lines: Iterable[bytes]) -> Iterator[AnyRecord]:
+    chain = _Chain()
     for number, line in enumerate(lines, start=1):
-        if (record := _parsed(line)) is None:
-            raise UserError(f"{path}:{number}: is not a record.")
-        found.append(record)
-    return found
+        try:
+            yield chain.read(line)
+        except ValueError as error:
+            raise DamagedError(f"{path}:{number}: {error}.") from None
 
 
 class Follower:
-    """Reads along in the records of a run that may be under way: only what is new."""
+    """Reads along in the records of a run that may be under way: only what is new, up to a line that is damaged."""
 
     def __init__(self, run: Path) -> None:
-        self._path, self._offset = run / FILE, 0
+        self._path = run / FILE
+        self._damaged: int | None = None  # the size of a file with a damaged line
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offset, self._chain = 0, _Chain()
 
     def read(self) -> tuple[bool, list[AnyRecord]]:
         """(whether the run has cut its records back, so that all are read again; the new ones that are whole)."""
         try:
             with self._path.open("rb") as file:
-                again = file.seek(0, 2) < self._offset
-                self._offset = file.seek(0 if again else self._offset)
+                size = file.seek(0, 2)
+                if size == self._damaged:
+                    return False, []
+                # A line that does not fit may be of records that were cut back and have grown longer than they were.
+                if again := size < self._offset or self._damaged is not None:
+                    self._begin()
+                file.seek(self._offset)
                 new = file.read()
         except OSError:
             return False, []
-        lines = new.split(b"\n")[:-1]
-        self._offset += sum(len(line) + 1 for line in lines)
-        return again, [record for line in lines if (record := _parsed(line)) is not None]
-
-
-def _parsed(line: bytes) -> AnyRecord | None:
-    try:
-        return _ANY.validate_python(json.loads(line))
-    except (ValueError, RecursionError):
-        return None
+        self._damaged = None
+        records = []
+        for line in new.split(b"\n")[:-1]:
+            try:
+                records.append(self._chain.read(line))
+            except ValueError:
+                self._damaged = size
+                break
+            self._offset += len(line) + 1
+        return again, records
 
 
 def scalars(record: AnyRecord) -> dict[str, float]:
@@ -159,40 +233,29 @@ class Records:
     """Writes them, and TensorBoard. A resumed run cuts both back to its checkpoint."""
 
     def __init__(self, folder: Path, offset: int, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from torch.utils.tensorboard import FileWriter
-
-        path = folder / FILE
-        folder.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        self._path = folder / FILE
+        make_folder(folder)
+        self._path.touch()
+        sync(folder)
         # A line at a time: 'multidds experiment' reads along.
-        self._file = path.open("r+", buffering=1, encoding="utf-8", newline="\n")
-        self._lock(folder)
-        self._file.truncate(min(offset, path.stat().st_size))
-        self._file.seek(0, 2)
-        # Not a SummaryWriter, which would write '_' for most characters of a name.
-        self._board = FileWriter(str(folder / "tensorboard"))
-        self._board.add_event(Event(session_log=SessionLog(status=SessionLog.START)), step + 1)  # forget what is behind
-
-    def _lock(self, folder: Path) -> None:
-        """One writer: a second process is refused. The lock ends with the process, however it ends."""
-        with contextlib.suppress(ImportError):  # not on Windows
-            import fcntl
-
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._file.close()
-                raise UserError(f"{folder}: is being trained by another process.") from None
-            except OSError:
-                pass  # a file system without locks
+        self._file = self._path.open("r+", buffering=1, encoding="utf-8", errors="surrogatepass", newline="\n")
+        try:
+            # One writer: a second process is refused. The lock ends with the process, however it ends.
+            take_lock(self._file.fileno(), f"{folder}: is being trained by another process.")
+            if offset:
+                check_records(folder, offset)
+            self._checksum = _last_checksum(self._path, offset)
+            self._file.truncate(offset)
+            self._file.seek(0, 2)
+            self._board = _Board(folder / "tensorboard", step)
+        except BaseException:
+            self._file.close()
+            raise
 
     def write(self, record: AnyRecord) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self._file.write(json.dumps(record.model_dump(), ensure_ascii=False) + "\n")
-        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(record).items()]
-        self._board.add_summary(Summary(value=values), record.step)
+        line, self._checksum = record_line(json.dumps(record.model_dump(), ensure_ascii=False), self._checksum)
+        self._file.write(line)
+        self._board.write(record)
 
     def flushed(self) -> int:
         self._file.flush()
@@ -200,5 +263,43 @@ class Records:
         return self._file.tell()
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        try:
+            self._file.close()
+        finally:
+            self._board.close()
+
+
+def _last_checksum(path: Path, offset: int) -> int:
+    end = _END.search(path.read_bytes()[: max(offset - 1, 0)])
+    return int(end[1], 16) if end else 0
+
+
+class _Board:
+    """Writes records to TensorBoard. Not its own writers: one would write '_' for most characters of a name, and those
+    that write in a thread meet a full disk there, with a traceback."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(exist_ok=True)
+        stem = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter((folder / stem).open("wb"))
+        self._add(Event(file_version="brain.Event:2"))
+        # What is behind the step is forgotten.
+        self._add(Event(session_log=SessionLog(status=SessionLog.START), step=step + 1))
+
+    def write(self, record: AnyRecord) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(record).items()]
+        self._add(Event(summary=Summary(value=values), step=record.step))
+
+    def _add(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,5 +1,6 @@
-"""The folder of a run: whether it may be used, and its config.json."""
+"""The folder of a run: whether it may be used, whether what it goes on from is whole, and its config.json."""
 
+import contextlib
 import json
 import platform
 import shutil
@@ -7,12 +8,14 @@ from pathlib import Path
 
 import torch
 
+from . import checkpoints
 from .changes import forbidden_changes
 from .config import VOCABULARY, Config, read_run
-from .errors import UserError
-from .files import PARTIAL, whole_folder, write_whole
+from .errors import DamagedError, UserError
+from .files import PARTIAL, whole_folder
 from .prepare import Prepared
-from .records import FILE
+from .records import FILE, Follower, Records, Validated, check_records
+from .sealed import write_sealed
 
 # What a run that was killed before its config.json was whole may have left.
 _EARLY = {FILE, "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}
@@ -35,7 +38,30 @@ def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
         raise UserError(f"{folder}: was started on other data than is in {prepared.folder} now; choose another --run.")
 
 
-def write_run_config(config: Config, folder: Path, prepared: Prepared) -> None:
+def check_beside(folder: Path, size: int, step: int) -> None:
+    """A DamagedError unless what stands beside the checkpoint of a step is whole: so many bytes of records, and the
+    best model, if it was kept before. One that was kept later is made again, by the same steps."""
+    check_records(folder, size)
+    kept = [r.step for r in Follower(folder).read()[1] if isinstance(r, Validated) and r.best]
+    if kept and kept[-1] <= step:
+        if not (folder / checkpoints.BEST).exists():
+            raise DamagedError(f"{folder / checkpoints.BEST}: is missing.")
+        checkpoints.check(folder / checkpoints.BEST)
+
+
+def open_run(config: Config, folder: Path, prepared: Prepared, offset: int, step: int) -> Records:
+    """The records of a run, cut back to so many bytes and a step, in a folder that holds its config."""
+    records = Records(folder, offset, step)
+    try:
+        _write_config(config, folder, prepared)
+    except BaseException:  # a full disk
+        with contextlib.suppress(OSError):
+            records.close()
+        raise
+    return records
+
+
+def _write_config(config: Config, folder: Path, prepared: Prepared) -> None:
     facts = {
         "config": json.loads(config.model_dump_json()),
         "data": prepared.fingerprint,
@@ -47,4 +73,4 @@ def write_run_config(config: Config, folder: Path, prepared: Prepared) -> None:
         with whole_folder(folder / VOCABULARY) as copy:
             for path in [prepared.folder / "vocabulary.json", *prepared.folder.glob("*.spm.model")]:
                 shutil.copy(path, copy)
-    write_whole(folder / "config.json", json.dumps(facts, indent=1) + "\n")
+    write_sealed(folder / "config.json", facts)

@@ -12,7 +12,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from .config import read_run
 from .errors import UserError
-from .names import file_name
+from .scores import scored_lines
 
 
 def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, Any]]:
@@ -23,21 +23,14 @@ def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, 
         raise UserError(f"{run} and {other} have no language pair in common.")
     result = {}
     for name in shared:
-        references = _lines(run, "references", name)
-        if references != _lines(other, "references", name):
+        references = scored_lines(run, "references", name)
+        if references != scored_lines(other, "references", name):
             raise UserError(f"{name!r}: {run} and {other} have different test sets.")
         systems: list[tuple[str, Sequence[str]]] = [
-            (str(i), _lines(folder, "hypotheses", name)) for i, folder in enumerate((other, run))
+            (str(i), scored_lines(folder, "hypotheses", name)) for i, folder in enumerate((other, run))
         ]
         test = PairedTest(systems, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=samples)
         _, results = test()
         theirs, ours = (result for result in results["BLEU"] if isinstance(result, Result))
         result[name] = {"bleu": ours.score, "against": theirs.score, "p": ours.p_value}
     return result
-
-
-def _lines(run: Path, folder: str, pair: str) -> list[str]:
-    try:
-        return (run / folder / f"{file_name(pair)}.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{run}: has no {folder} of {pair!r}; run 'multidds evaluate' on it.") from None

@@ -30,8 +30,8 @@ from .prepare import Prepared
 from .prior import prior_of, schedule_of
 from .processes import Processes
 from .progress import Display, Progress, stop_signals
-from .records import AnyRecord, Records, Started, Stepped, Validated
-from .run_folder import check_run_folder, write_run_config
+from .records import AnyRecord, Started, Stepped, Validated
+from .run_folder import check_beside, check_run_folder, open_run
 from .schedule import learning_rate, planned_steps, within_budget
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
@@ -44,9 +44,10 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
     keep_freed_memory()
     run = Training(config, folder)
     at = run.progress
-    if at.step and not at.finished:
-        show.line(f"going on after step {at.step}{run.processes.instead_of(run.before)}")
-    alone = run.processes.size == 1
+    alone, others = run.processes.size == 1, run.processes.instead_of(run.before)
+    going_on = [f"going on after step {at.step}{others}"] if at.step and not at.finished else []
+    for line in [*run.passed_over, *going_on]:
+        show.line(line)
     with contextlib.closing(run), stop_signals(show, alone) as stop, compiler_errors():
         at.lap("rest")
         while not at.finished:
@@ -91,7 +92,8 @@ class Training:
         prepared = Prepared(config)
         self._vocabulary = prepared.vocabulary
         check_run_folder(config, folder, prepared)
-        found = checkpoints.newest(folder) if folder.exists() else None
+        found = checkpoints.newest(folder, self._check_beside)
+        self.passed_over = [] if found is None else found.passed_over
 
         self.data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
         resumed = read_run(folder)[0] if found is not None else None
@@ -115,14 +117,12 @@ class Training:
         self.before = self.processes.size  # processes of the training that goes on
         self.losses = RecentLosses(self.processes)
         self._logged = (0, 0.0)  # tokens and seconds at the last line
-        offset = 0 if found is None else self._load(*found)
+        offset = 0 if found is None else self._load(found.tensors, found.state)
         self.processes.check_same({  # and nobody writes before all have read
             "recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step,
         })  # fmt: skip
-        self.records: Records | None = None
-        if self.processes.rank == 0:
-            self.records = Records(folder, offset, self.progress.step)
-            write_run_config(config, folder, prepared)
+        writes = self.processes.rank == 0
+        self.records = open_run(config, folder, prepared, offset, self.progress.step) if writes else None
         if found is None:
             self._record(Started(step=0, mixture=self.mixture.probabilities))
 
@@ -345,7 +345,10 @@ class Training:
         }
         path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
         checkpoints.write(path, tensors, state)
-        checkpoints.prune(self.folder, self.config.train.keep)
+        checkpoints.prune(self.folder, self.config.train.keep, self.progress.step)
+
+    def _check_beside(self, state: dict[str, Any]) -> None:
+        check_beside(self.folder, int(state["records"]), Progress(**state["progress"]).step)
 
     def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Returns how far the records are to be kept."""
@@ -382,7 +385,7 @@ class Training:
         if self.processes.rank == 0:
             tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
             best = {"step": self.progress.step, "select": self.config.train.select, "value": self.progress.best}
-            checkpoints.write(self.folder / "best.safetensors", tensors, best)
+            checkpoints.write(self.folder / checkpoints.BEST, tensors, best)
 
     def _record(self, record: AnyRecord) -> None:
         if self.records is not None:

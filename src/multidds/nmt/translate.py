@@ -4,11 +4,10 @@ The exported folder is a plain CTranslate2 model with its sentencepiece files, w
 package. Imports neither torch nor numpy until a checkpoint has to be converted.
 """
 
-import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -18,35 +17,80 @@ import ctranslate2
 
 from . import checkpoints
 from .config import VOCABULARY, Config, read_run
-from .errors import UserError
-from .files import whole_folder
+from .errors import DamagedError, UserError
+from .files import LOCK, locked, whole_folder
 from .names import printable
-from .vocabulary import SPECIALS, load_model, load_vocabulary, model_file, model_of, models_of, pieces_of, tag_of
+from .sealed import check_digest, read_sealed, sealed, sha256
+from .vocabulary import (
+    SPECIALS,
+    load_model,
+    load_vocabulary,
+    model_file,
+    model_of,
+    models_of,
+    pieces_of,
+    tag_of,
+)
 
+STAMP = "multidds.json"
+_REMEDY = "'multidds evaluate' and 'translate' make it again."
 EPSILON = 1e-6  # of the norms, as in model.py
 _BATCH_TOKENS = 1024  # small enough that every core gets some
 _CHUNK = 2000  # lines sorted by length and translated together
 
 
-def export(run: Path) -> Path:
-    """Convert the best checkpoint of a run, if that has not been done yet. Returns the folder."""
+Notice = Callable[[str], None]
+
+
+def export(run: Path, notice: Notice = lambda text: None) -> Path:
+    """Convert the best checkpoint of a run, if that has not been done yet. Returns the folder.
+
+    What is damaged is made again; `notice` is told.
+    """
     config, _ = read_run(run)
-    best = run / "best.safetensors"
+    best = run / checkpoints.BEST
     if not best.exists():
         raise UserError(f"{run}: has no trained model yet; the first is written after the first epoch.")
     folder = run / "export"
-    stamp = {"checkpoint": checkpoints.read_state(best), "size": best.stat().st_size}
-    if _read_stamp(folder) == stamp:
+    checksum = checkpoints.noted_checksum(best)
+    if checksum is not None and _exported(folder, notice) == checksum:
         return folder
-    tensors, state = checkpoints.read(best, framework="numpy")
-    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    with whole_folder(folder) as partial:
-        convert(config, weights, load_vocabulary(run / VOCABULARY), partial)
-        for name in models_of(config):
-            shutil.copy(run / VOCABULARY / model_file(name), partial)
-        (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
-        (partial / "multidds.json").write_text(json.dumps(stamp), encoding="utf-8")
+    with locked(run / f"export{LOCK}", f"{run}: is being exported by another process; try again when it is done."):
+        tensors, state = checkpoints.read(best, framework="numpy")
+        weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        vocabulary = load_vocabulary(run / VOCABULARY)
+        with whole_folder(folder) as partial:
+            convert(config, weights, vocabulary, partial)
+            for name in models_of(config):
+                load_model(run / VOCABULARY, name)  # is it whole?
+                shutil.copy(run / VOCABULARY / model_file(name), partial)
+            (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
+            files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
+            stamp = {"checkpoint": state, "checksum of the checkpoint": checkpoints.noted_checksum(best)}
+            (partial / STAMP).write_bytes(sealed({**stamp, "files": files}))
     return folder
+
+
+def read_export(folder: Path) -> dict[str, Any]:
+    """What an exported folder was made from, with the digests of its files; or a DamagedError: all are checked."""
+    try:
+        stamp = read_sealed(folder / STAMP, _REMEDY)
+    except FileNotFoundError:
+        raise DamagedError(f"{folder / STAMP}: is missing; {_REMEDY}") from None
+    for name, digest in stamp["files"].items():
+        check_digest(folder / name, digest, _REMEDY)
+    return stamp
+
+
+def _exported(folder: Path, notice: Notice) -> str | None:
+    """The checksum of the checkpoint that a whole folder was made from; None where it is to be made."""
+    if not folder.exists():
+        return None
+    try:
+        return str(read_export(folder)["checksum of the checkpoint"])
+    except DamagedError as error:
+        notice(f"{error} Making it again.")
+        return None
 
 
 def convert(config: Config, weights: Mapping[str, Any], vocabulary: Mapping[str, list[str]], folder: Path) -> None:
@@ -100,9 +144,10 @@ def begin(
 class Translator:
     """A converted run, ready to translate."""
 
-    def __init__(self, run: Path, threads: int = 0, int8: bool = False) -> None:
+    def __init__(self, run: Path, threads: int = 0, int8: bool = False, notice: Notice = lambda text: None) -> None:
         self.config, _ = read_run(run)
-        self._folder = export(run)
+        self._folder = export(run, notice)
+        self._digests = read_sealed(self._folder / STAMP, _REMEDY)["files"]
         self.model = open_model(self._folder, threads, int8)
         self._pieces = cache(self._load_pieces)
         self._tags = {tag_of(language) for language in self.config.data.targets}
@@ -126,7 +171,7 @@ class Translator:
 
     def _load_pieces(self, name: str) -> tuple[Any, list[str]]:
         """A sentencepiece model and its pieces, when a language is first wanted. What looks like a tag is not one."""
-        model = load_model(self._folder, name)
+        model = load_model(self._folder, name, self._digests)
         return model, [SPECIALS[0] if piece in self._tags else piece for piece in pieces_of(model)]
 
     def translate(
@@ -283,13 +328,6 @@ def _sinusoids(count: int, width: int) -> Any:
 def _longest(config: Config) -> int:
     """Tokens that a translation may have: far more than any sentence of training."""
     return max(512, 3 * config.data.max_length)
-
-
-def _read_stamp(folder: Path) -> Any:
-    try:
-        return json.loads((folder / "multidds.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _readme(config: Config, name: str, state: dict[str, Any]) -> str:

@@ -1,19 +1,26 @@
 """Tokens: special ones, language tags, and where the sentencepiece models and the vocabularies of a folder are.
 
-Imports neither torch nor numpy, so that translation starts at once.
+vocabulary.json holds the digests of the models beside it. Imports neither torch nor numpy, so that translation starts
+at once.
 """
 
-import json
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
 from .config import Config
+from .errors import DamagedError
 from .names import file_name
+from .sealed import read_sealed, sealed, sha256
 
 SPECIALS = ("<unk>", "<s>", "</s>")
 UNKNOWN, BEGIN, END = range(3)
 JOINT = "joint"
+FILE = "vocabulary.json"
+_REMEDY = "run 'multidds prepare' again where the data is; in a run, copy the file from there."
 
 
 def tag_of(language: str) -> str:
@@ -37,8 +44,19 @@ def model_file(name: str) -> str:
     return f"{file_name(name)}.spm.model"
 
 
-def load_model(folder: Path, name: str) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=str(folder / model_file(name)))
+def load_model(
+    folder: Path, name: str, digests: Mapping[str, str] | None = None
+) -> sentencepiece.SentencePieceProcessor:
+    """A sentencepiece model of a folder. `digests`: of the files there; by default those in its vocabulary.json."""
+    path = folder / model_file(name)
+    digests = model_digests(folder) if digests is None else digests
+    content = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(content).hexdigest() != digests.get(path.name):
+        raise DamagedError(f"{path}: is damaged or missing (its checksum does not fit); {_REMEDY}")
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError:
+        raise DamagedError(f"{path}: is no sentencepiece model; {_REMEDY}") from None
 
 
 def pieces_of(model: sentencepiece.SentencePieceProcessor) -> list[str]:
@@ -47,6 +65,26 @@ def pieces_of(model: sentencepiece.SentencePieceProcessor) -> list[str]:
     return result
 
 
+def write_vocabulary(folder: Path, tokens: Mapping[str, Sequence[str]], models: Sequence[str]) -> None:
+    """vocabulary.json, beside the sentencepiece models of these names."""
+    digests = {model_file(name): sha256(folder / model_file(name)) for name in models}
+    (folder / FILE).write_bytes(sealed({"tokens": tokens, "models": digests}))
+
+
 def load_vocabulary(folder: Path) -> dict[str, list[str]]:
-    result: dict[str, list[str]] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
-    return result
+    """{"source" and "target": tokens by number}."""
+    tokens: dict[str, list[str]] = _read(folder)["tokens"]
+    return tokens
+
+
+def model_digests(folder: Path) -> dict[str, str]:
+    """Of the sentencepiece models beside vocabulary.json, by file."""
+    digests: dict[str, str] = _read(folder)["models"]
+    return digests
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        return read_sealed(folder / FILE, _REMEDY)
+    except FileNotFoundError:
+        raise DamagedError(f"{folder / FILE}: is missing; {_REMEDY}") from None

@@ -17,7 +17,7 @@ from .reading import all_found, read_all
 
 __all__ = ["RELATED", "SPLITS", "build"]
 
-LAYOUT = 3  # of the folder, and of what cleaning and splitting do; grows when they change
+LAYOUT = 4  # of the folder, and of what cleaning and splitting do; grows when they change
 
 
 def build(

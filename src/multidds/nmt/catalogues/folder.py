@@ -12,13 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..corpora import sha256
-from ..errors import UserError
-from ..files import move_into_place
+from ..errors import DamagedError, UserError
+from ..files import move_into_place, take_lock
+from ..sealed import read_sealed, sealed, sha256
 from .cleaning import SPLITS, Pair
 from .languages import ENGLISH
 
 MANIFEST = "corpus.json"
+_MAKER = "multidds corpus catalogues"
+_FIRST_SEALED = 4  # layout
 
 
 class Folder:
@@ -56,19 +58,15 @@ class Folder:
     def _acquire(self) -> None:
         """One writer. The lock ends with the process, however it ends."""
         if self._lock >= 0:
-            import fcntl
-
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{self.path}: another process is making a corpus there.") from None
-            except OSError:
-                pass  # a file system without locks
+            take_lock(self._lock, f"{self.path}: another process is making a corpus there.")
 
     def _manifests(self) -> list[dict[str, Any]]:
         """The manifest in place, then those of a build that was interrupted while it moved in."""
-        paths = [self.path / MANIFEST, self._partial / MANIFEST, self._partial / "replaced.json"]
-        return [_read_manifest(path) for path in paths]
+        found = [read_manifest(self.path / MANIFEST)]
+        for name in (MANIFEST, "replaced.json"):
+            with contextlib.suppress(DamagedError):  # it was being written
+                found.append(read_manifest(self._partial / name))
+        return found
 
     def _check(self) -> dict[str, Any] | None:
         """The manifest; None where there is no corpus yet. A folder with anything that we did not make is refused."""
@@ -104,7 +102,7 @@ class Folder:
             shutil.rmtree(self._partial, ignore_errors=True)
             raise
         if self.manifest is not None:
-            (self.path / MANIFEST).replace(self._partial / "replaced.json")
+            move_into_place(self.path / MANIFEST, self._partial / "replaced.json")
             self._remove([self.manifest])
         for path in sorted(self._partial.iterdir()):
             if path.name not in (MANIFEST, "replaced.json"):
@@ -123,8 +121,7 @@ class Folder:
         (self._partial / "README.md").write_bytes(readme(manifest).encode())
         files = sorted(path for path in self._partial.rglob("*") if path.is_file())
         manifest["files"] = {path.relative_to(self._partial).as_posix(): sha256(path) for path in files}
-        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (self._partial / MANIFEST).write_bytes(text.encode())
+        (self._partial / MANIFEST).write_bytes(sealed(manifest))
 
     def _remove(self, manifests: Iterable[dict[str, Any]], keep: Iterable[str] = ()) -> None:
         names = {name for manifest in manifests for name in manifest.get("files", {})} - set(keep)
@@ -138,16 +135,38 @@ class Folder:
 _FILES = re.compile(rf"README\.md|([a-z]{{3}})-{ENGLISH}/(train|dev|test)\.(\1|{ENGLISH})")
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest of ours, or {}. It says what may be deleted: names that we never make are not believed."""
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest of ours, or {} where there is none. It says what may be deleted: other names are not believed."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["made_by"] == "multidds corpus catalogues" and {"request", "languages"} <= manifest.keys():
-            manifest["files"] = {name: str(d) for name, d in manifest["files"].items() if _FILES.fullmatch(name)}
-            return dict(manifest)
+        manifest = read_sealed(path, "move the folder away, and run 'multidds corpus catalogues' again.")
+    except FileNotFoundError:
+        return {}
+    except DamagedError:
+        if not (manifest := _older(path)):
+            raise
+    if manifest.get("made_by") != _MAKER:
+        return {}
+    return manifest | {"files": {name: str(d) for name, d in manifest["files"].items() if _FILES.fullmatch(name)}}
+
+
+def _older(path: Path) -> dict[str, Any]:
+    """A manifest without a checksum, as older versions have left them, or {}."""
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = {"request", "languages", "files"} <= manifest.keys() and "checksum" not in manifest
+        return manifest if known and manifest["request"]["layout"] < _FIRST_SEALED and manifest["files"] else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    return {}
+        return {}
+
+
+def check_made(path: Path, digest: str) -> None:
+    """A DamagedError if a file of text stands in a corpus of ours, and is not as it was made."""
+    folder = path.parent.parent
+    made = read_manifest(folder / MANIFEST).get("files", {}).get(f"{path.parent.name}/{path.name}", digest)
+    if made != digest:
+        raise DamagedError(
+            f"{path}: is not as 'multidds corpus catalogues' made it; run that again, or change a copy elsewhere."
+        )
 
 
 def _temporary(place: Path) -> bool:

@@ -17,9 +17,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from ..config import Section
-from ..corpora import sha256
 from ..errors import UserError
 from ..files import move_into_place
+from ..sealed import sha256
 
 Say = Callable[[str, int, int], None]
 
@@ -56,10 +56,10 @@ def read_list(path: Path | None) -> PackageList:
         raise UserError(f"{where}: is a folder; give a list of packages, a .toml file.") from None
     except OSError as error:
         raise UserError(f"{where}: cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{where}: not valid TOML: {error}.") from None
     except ValidationError as error:
         raise UserError(f"{where}: {_sentence(error)}") from None
+    except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers of thousands of digits
+        raise UserError(f"{where}: not valid TOML: {error}.") from None
     stems = [package.stem for package in chosen.package]
     for i, stem in enumerate(stems):
         if stem in stems[:i]:

@@ -1,7 +1,6 @@
 """What the runs of an experiment have reached, read from their folders, and what is left to do. No torch."""
 
 import contextlib
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +9,7 @@ from ..changes import HARMLESS, changed_keys, forbidden_changes
 from ..config import read_run
 from ..errors import UserError
 from ..records import AnyRecord, Follower, Stepped, Validated
+from ..scores import FILE, read_scores
 from .plan import Planned, Stage
 
 
@@ -54,12 +54,13 @@ class Watch:
             self.finished = record.finished
 
     def _read_scores(self) -> None:
-        path = self._run.folder / "scores.json"
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            written = path.stat().st_mtime_ns
+        with contextlib.suppress(OSError):
+            written = (self._run.folder / FILE).stat().st_mtime_ns
             if written != self._scored:
-                self.bleu = float(json.loads(path.read_text(encoding="utf-8"))["average"]["bleu"])
-                self._scored = written
+                self.bleu, self._scored = None, written
+                with contextlib.suppress(UserError):  # 'multidds evaluate' makes damaged ones again
+                    scores = read_scores(self._run.folder)
+                    self.bleu = None if scores is None else float(scores["average"]["bleu"])
 
     @property
     def evaluated(self) -> bool:

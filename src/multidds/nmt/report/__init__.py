@@ -15,12 +15,12 @@ import jinja2
 from markupsafe import Markup
 
 from ..errors import UserError
-from ..files import write_whole
+from ..files import LOCK, locked, write_whole
 from ..names import file_name, latex, printable
 from ..significance import compare
 from . import tables
 from .figures import figures_of
-from .runs import find_runs, settings_of
+from .runs import Setting, find_runs, settings_of
 from .tables import ReportTable
 
 MAX_BYTES = 5_000_000  # of the page; figures beyond are linked instead of shown
@@ -43,6 +43,11 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
         raise UserError(f"{out}: is not a folder; choose another -o.")
     if (out / "config.json").exists():
         raise UserError(f"{out}: is a run; choose another folder for the report with -o.")
+    with locked(out / f"report{LOCK}", f"{out}: another process is writing a report there."):
+        return _write(settings, out, say)
+
+
+def _write(settings: list[Setting], out: Path, say: Callable[[str], None]) -> Report:
     compared = []
     for setting in settings:
         say(f"comparing {setting.name}")

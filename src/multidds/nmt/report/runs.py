@@ -4,7 +4,6 @@ Reads files only; nothing here trains, translates or needs the data that a run w
 the run's own config, never after its folder, so a label cannot say something else than what was run.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from ..changes import HARMLESS, changed_keys
 from ..config import Config, MixtureSettings, read_run
 from ..errors import UserError
 from ..records import FILE, AlignmentFacts, AnyRecord, Started, Updated, Validated, read_records
+from ..scores import read_scores
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
 _ELSEWHERE = {*HARMLESS, "data.folder", "train.seed", "train.device"}
@@ -220,12 +220,7 @@ def _run_folders(folder: Path) -> Iterable[Path]:
 
 def read(folder: Path) -> Run:
     config, facts = read_run(folder)
-    try:
-        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        scores = None
-    except ValueError:
-        raise UserError(f"{folder / 'scores.json'}: is damaged; run 'multidds evaluate' again.") from None
+    scores = read_scores(folder)
     if scores is not None and set(scores["pairs"]) != set(config.data.names):
         raise UserError(f"{folder / 'scores.json'}: is of other language pairs; run 'multidds evaluate' again.")
     return Run(folder, config, facts, read_records(folder), scores)

@@ -1,0 +1,300 @@
+"""Where the faults of benchmarks/faults.py happen: every command once without a fault, and as often as wanted with one.
+
+A command runs in a process that is forked from one with everything imported: a real process to be killed, without the
+seconds that imports take.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LIMIT = 60.0  # seconds, beyond what a command takes, after which a process hangs
+TIMES = ("seconds", "clock", "tokens_per_second", "checksum")
+RECIPE = """\
+[data]
+folder = "done/prepared"
+pairs = ["mirror-base", "shift-base"]
+train = "text/{many}-base/train.{lang}"
+dev = "text/{many}-base/dev.{lang}"
+test = "text/{many}-base/test.{lang}"
+max_length = 60
+[vocabulary]
+size = 60
+[model]
+encoder_layers = 1
+decoder_layers = 1
+width = 16
+inner = 32
+heads = 2
+[train]
+max_steps = 24
+tokens = 400
+batch_tokens = 200
+pool = 4
+warmup = 5
+log_every = 3
+save_every = 4
+validate_every = 8
+keep = 3
+threads = 1
+[mixture]
+every = 5
+probe_tokens = 100
+sketch = 256
+[translate]
+beam = 1
+"""
+EXPERIMENT = """\
+folder = "{place}/runs"
+parallel = 2
+[settings.s]
+recipe = "{root}/recipe.toml"
+[methods.uniform]
+set = {{mixture = {{method = "static", prior = "uniform"}}}}
+[methods.learned]
+[[blocks]]
+name = "all"
+settings = ["s"]
+methods = ["uniform", "learned"]
+seeds = [1]
+"""
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+@dataclass
+class Ended:
+    code: int | None  # None: killed
+    output: str
+    hung: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """One line about the fault and exit code 2; an experiment has exit code 1 and a line per run."""
+        lines = [line for line in self.output.splitlines() if line.startswith(("multidds: ", "failed: "))]
+        return self.code in (1, 2) and bool(lines) and "Traceback" not in self.output
+
+
+def call(
+    arguments: list[str],
+    cwd: Path,
+    kill_after: float | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+    setup: Callable[[], None] = lambda: None,
+    limit: float = LIMIT,
+) -> Ended:
+    """A command in a process of its own, forked from this one, which has imported everything already."""
+    sys.stdout.flush()
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            os._exit(_in_child(arguments, cwd, output.fileno(), setup))
+        began, told = time.monotonic(), False
+        while (waited := os.waitpid(child, os.WNOHANG))[0] == 0:
+            spent = time.monotonic() - began
+            if kill_after is not None and spent > kill_after and not told:
+                told = True
+                meanwhile()
+                if meanwhile.__name__ == "<lambda>":
+                    break
+            if spent > limit:
+                break
+            time.sleep(0.002)
+        if waited[0] == 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            waited = os.waitpid(child, 0)
+        hung = time.monotonic() - began > limit
+        output.seek(0)
+        code = os.waitstatus_to_exitcode(waited[1])
+        return Ended(code if code >= 0 else None, output.read().decode("utf-8", "replace"), hung)
+
+
+def _in_child(arguments: list[str], cwd: Path, output: int, setup: Callable[[], None]) -> int:
+    os.setsid()
+    os.chdir(cwd)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.argv = ["multidds", *arguments]
+    code: Any = 0
+    try:
+        from multidds.nmt.cli import main
+
+        setup()
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return int(code)
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@dataclass
+class Command:
+    """A command whose output is below one folder: what it needs there, how it is called, and what came of it."""
+
+    name: str
+    arguments: Callable[[Path], list[str]]
+    begin: Callable[[Path], None]
+    result: Callable[[Path], Any]
+    seconds: float = 1.0  # that it takes
+    size: tuple[int, int] = (0, 0)  # bytes in its folder before and after it
+    expected: Any = None
+
+
+@dataclass
+class World:
+    """Everything made once without faults, in root/done; faults happen in root/place."""
+
+    root: Path
+    commands: dict[str, Command] = field(default_factory=dict)
+    can_mount: bool = False
+
+    @property
+    def place(self) -> Path:
+        return self.root / "place"
+
+    @property
+    def done(self) -> Path:
+        return self.root / "done"
+
+    def call(self, command: Command, **options: Any) -> Ended:
+        return call(command.arguments(self.place), self.root, limit=LIMIT + command.seconds, **options)
+
+    @contextlib.contextmanager
+    def fresh(self, command: Command, size: int | None = None) -> Iterator[None]:
+        """An empty place with what the command needs; with a size, on a small disk."""
+        shutil.rmtree(self.place, ignore_errors=True)
+        self.place.mkdir()
+        if size is not None:
+            mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(self.place))
+        try:
+            command.begin(self.place)
+            yield
+        finally:
+            if size is not None:
+                subprocess.run(["umount", "-l", str(self.place)], check=True)
+            shutil.rmtree(self.place, ignore_errors=True)
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+
+def make_world(root: Path, names: set[str]) -> World:
+    """With the commands of these names, and those whose results they need."""
+    sys.path[:0] = [str(HERE.parent / "examples"), str(HERE.parent / "tests" / "support")]
+    import made_up_languages
+    import wheels
+
+    made_up_languages.TRAINING, made_up_languages.HELD_OUT = {"mirror": 80, "shift": 240}, 15
+    made_up_languages.write(root / "text")
+    wheels.make_wheels(root / "shelf", {"tur": 460, "rus": 480})
+    (root / "recipe.toml").write_text(RECIPE)
+    (root / "done").mkdir()
+    needed = names | {"prepare", "train", "evaluate", "corpus"}
+    world = World(root, {name: command for name, command in commands_of(root).items() if name in needed})
+    try:
+        (root / "try").mkdir()
+        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", str(root / "try"))
+        subprocess.run(["umount", str(root / "try")], check=True)
+        world.can_mount = True
+    except (OSError, subprocess.CalledProcessError):
+        print("No disk can be mounted here: files that may not grow stand for full disks.")
+    for command in world.commands.values():
+        where = world.done if command.name in ("prepare", "train", "corpus") else world.root / f"done-{command.name}"
+        where.mkdir(exist_ok=True)
+        command.begin(where)
+        before, began = size_of(where), time.monotonic()
+        ended = call(command.arguments(where), root, limit=600.0)
+        assert ended.code == 0, ended.output
+        command.seconds, command.size = time.monotonic() - began, (before, size_of(where))
+        command.expected = command.result(where)
+    shutil.copytree(root / "done-evaluate" / "run", world.done / "run", dirs_exist_ok=True)
+    return world
+
+
+def size_of(folder: Path) -> int:
+    """In pages, as a disk counts."""
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.rglob("*") if path.is_file())
+
+
+def commands_of(root: Path) -> dict[str, Command]:
+    recipe = str(root / "recipe.toml")
+
+    def experiment(place: Path) -> None:
+        (place / "e.toml").write_text(EXPERIMENT.format(place=place, root=root))
+
+    def wheels(place: Path) -> None:
+        (place / "corpus").mkdir()
+        shutil.copytree(root / "shelf", place / "corpus" / "wheels", ignore=shutil.ignore_patterns("*.toml"))
+
+    def run(place: Path) -> None:
+        shutil.copytree(root / "done" / "run", place / "run", ignore=shutil.ignore_patterns("export", "scores.json"))
+
+    def nothing(place: Path) -> None:
+        pass
+
+    prepared = ["prepare", recipe, "--processes", "1", "--set"]
+    m = ["--languages", "tur,rus", "--list", str(root / "shelf" / "list.toml")]
+    listed = [
+        Command("prepare", lambda p: [*prepared, f"data.folder={p}/prepared"], nothing, lambda p: files(p, "prepared")),
+        Command("train", lambda p: ["train", recipe, "--run", f"{p}/run"], nothing, lambda p: trained(p / "run")),
+        Command("evaluate", lambda p: ["evaluate", f"{p}/run", "--threads", "1"], run, lambda p: scored(p / "run")),
+        Command("corpus", lambda p: ["corpus", "catalogues", f"{p}/corpus", *m], wheels, lambda p: files(p, "corpus")),
+        Command("report", lambda p: ["report", f"{root}/done-evaluate/run", "-o", f"{p}/report"], nothing, tables),
+        Command("experiment", lambda p: ["experiment", f"{p}/e.toml"], experiment, runs),
+    ]  # fmt: skip
+    return {command.name: command for command in listed}
+
+
+def files(place: Path, name: str) -> Any:
+    """The digests in the manifest of prepared data or of a corpus."""
+    manifest = {"prepared": "manifest.json", "corpus": "corpus.json"}[name]
+    return json.loads((place / name / manifest).read_text())["files"]
+
+
+def trained(run: Path) -> Any:
+    """The newest checkpoint, the best model and the records, but for times."""
+    from multidds.nmt import checkpoints
+
+    tensors = {}
+    for path in (checkpoints.listed(run)[-1], run / "best.safetensors"):
+        for name, array in checkpoints.read(path, framework="numpy")[0].items():
+            tensors[path.name, name] = hashlib.sha256(array.tobytes()).hexdigest()
+    lines = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    return tensors, [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def scored(run: Path) -> Any:
+    scores = json.loads((run / "scores.json").read_text())
+    texts = {place: (run / place).read_text() for place in scores["files"]}
+    return scores["pairs"], texts
+
+
+def runs(place: Path) -> Any:
+    return {str(run.relative_to(place)): (trained(run), scored(run)) for run in sorted(place.glob("runs/s/*/*"))}
+
+
+def tables(place: Path) -> Any:
+    return {path.name: path.read_text() for path in sorted((place / "report" / "tables").iterdir())}
