@@ -98,6 +98,8 @@ def test_objectives_are_the_negative_measures_at_the_fitted_temperature(model):
     assert OBJECTIVES["soft-bleu"](model, batches).item() == pytest.approx(-measured_soft_bleu(sums, counts))
     fixed = OBJECTIVES["accuracy"](model, batches, temperature=1 / scale)
     assert fixed.item() == pytest.approx(-sums[0] / counts[0])
+    _, log_p, _ = kernels.token_scores(hidden, model.target_embedding.weight, target)
+    assert OBJECTIVES["expected-accuracy"](model, batches).item() == pytest.approx(-log_p.exp().mean().item())
     mean = sum(model(part, 0.0) for part in batches) / counts[0]
     assert OBJECTIVES["loss"](model, batches).item() == pytest.approx(mean.item())
 

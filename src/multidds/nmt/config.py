@@ -218,7 +218,7 @@ class MixtureSettings(Section):
     probe_batches: Positive = 1
     probe_budget: Share = 0.0
     step_ahead: AtLeast0 = 0.0
-    objective: Literal["loss", "accuracy", "soft-bleu"] = "loss"
+    objective: Literal["loss", "accuracy", "soft-bleu", "expected-accuracy"] = "loss"
     priority: str | dict[str, float] = "regular"
     switch_epoch: Count = 0
     sketch: Count = 65536
