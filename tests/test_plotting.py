@@ -46,7 +46,7 @@ def test_the_bands_are_the_shares_and_the_lines_what_else_is_known():
     assert losses.get_xlabel() == "step"
 
 
-def test_of_many_datasets_those_that_moved_are_seen_and_the_rest_is_one_band():
+def test_of_many_datasets_those_that_moved_are_seen_and_the_rest_is_one():
     names = [f"d{i:03}" for i in range(1000)]
     labels = list(heights(plot(updates(names, moving=0.0002)).axes[0]))
     assert len(labels) == 9
