@@ -1,7 +1,8 @@
-"""What learning the mixture costs a translation run: MultiDDS-S against the static run, through the run's own code.
+"""What learning the mixture costs a translation run: the default against the static run, through the run's own code.
 
-Two runs of the same config and seed, one static and one with MultiDDS-S, take their steps in turns, with an update now
-and then, in one process; figures are medians of those turns, so that what else the machine does falls on both alike.
+Two runs of the same config and seed, one static and one with the default method, take their steps in turns, with an
+update now and then, in one process; figures are medians of those turns, so that what else the machine does falls on
+both alike.
     overhead = one update, with its record / (every * one step)
 A run of 1,000 steps is not made: one step is multiplied. That a step of the balanced run costs no more than one of the
 static run is measured beside it (it is the same code: the balancer counts steps). The parts of an update (forward,
@@ -18,6 +19,7 @@ in which recipes/catalogues.toml was prepared: the demo's scale is then measured
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -30,10 +32,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from multidds import balancer, probing, scorer, sources
+from multidds import anchored, gradients, probing, scorer, sources, sweep, table
 from multidds.nmt.batches import assemble
 from multidds.nmt.config import Config, load_config, parse_config
 from multidds.nmt.prepare import prepare
+from multidds.nmt.schedule import probe_shape
 from multidds.nmt.train import Training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,13 +117,17 @@ class Parts:
         (probing.Prober, "_checked_loss", "forward"),
         (torch.autograd, "backward", "backward"),
         (sources._Function, "draw", "drawing"),
-        (probing, "dot", "inner products"),
-        (probing, "_added", "inner products"),
-        (probing.Table, "kept", "sketches"),
-        (probing.Table, "add", "sketches"),
-        (probing.Table, "alignment", "sketches"),
-        (probing.Table, "__init__", "sketches"),
-        (scorer.Scorer, "step", "scorer"),
+        (sweep.Direction, "dev", "inner products"),
+        (sweep.Direction, "train", "inner products"),
+        (table.Halves, "after_each", "sketches"),
+        (table.Halves, "dev", "sketches"),
+        (table.Halves, "train", "sketches"),
+        (table.Halves, "alignments", "sketches"),
+        (table.Table, "dev", "sketches"),
+        (table.Table, "train", "sketches"),
+        (table.Table, "alignment", "sketches"),
+        (anchored.Tilt, "step", "rule"),
+        (scorer.Logits, "step", "rule"),
         (probing, "seed_all", "seeds and buffers"),
         (probing.Prober, "_restore_buffers", "seeds and buffers"),
     )
@@ -178,7 +185,9 @@ def update(run: Training) -> float:
     """One update, as the loop makes and records it. Seconds."""
     assert run.balancer is not None
     began = time.perf_counter()
-    run.record_update(run.balancer.update(), Silent())
+    with run.at_averaged_weights():
+        found = run.balancer.update()
+    run.record_update(found, Silent())
     return time.perf_counter() - began
 
 
@@ -219,7 +228,7 @@ def measure(config: Config, folder: Path, rounds: int, steps: int, authors: bool
         "n": n,
         "parameters": sum(p.numel() for p in static.model.parameters()),
         "passes": parts.calls["backward"] // rounds,
-        "counted": 2 * n * config.mixture.probe_tokens / tokens,
+        "counted": 2 * n * math.prod(probe_shape(config.mixture)) / tokens,
         "measured": median["update"] / (every * median["step"]),
         "balanced step / static step": statistics.median(a / b for a, b in pairs),
         "step seconds": median["step"],
@@ -247,7 +256,7 @@ def authors_pass(run: Training, count: int = 8) -> float:
         batch = assemble(items)
         (run._summed_loss(run.model, batch) / batch.tokens).backward()  # type: ignore[no-untyped-call]
         gradient = [p.grad for p in params]
-        probing.dot(gradient, other) / balancer.norm(gradient)
+        gradients.dot(gradient, other) / gradients.norm(gradient)
         seconds.append(time.perf_counter() - began)
         run.optimizer.zero_grad()
     return statistics.fmean(seconds)

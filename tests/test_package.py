@@ -333,3 +333,10 @@ def test_what_scripts_import_of_the_package_is_there(folder):
                 for alias in node.names:
                     there = hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}")
                     assert there, f"{path.name}: {node.module} has no {alias.name}"
+
+
+def test_what_the_cost_of_updates_is_timed_by_is_there():
+    import balancing_cost
+
+    missing = [name for owner, name, _ in balancing_cost.Parts.PLACES if not hasattr(owner, name)]
+    assert not missing
