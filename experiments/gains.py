@@ -16,21 +16,22 @@ from matplotlib.axes import Axes
 from multidds.nmt.report.drawing import COLOURS, MARKS, Canvas, Figure, drawn
 
 SIGNALS = {  # what they are called in the files: what a reader calls them
-    "loss | mean of cosines | raw | all": "**mean of cosines**, which the default and MultiDDS-S use",
-    "loss | mean of cosines, 512 tokens | raw | all": "the same, with a quarter of the text",
-    "loss | mean of cosines, 8,192 tokens | raw | all": "the same, with four times the text",
-    "loss | mean of cosines, three moments | raw | all": "the same, averaged over three moments, ten steps apart",
-    "loss | mean of cosines | averaged | all": "the same, at averaged weights",
-    "loss | mean of cosines | raw | without embeddings": "the same, without embeddings",
-    "loss | mean of cosines, mixture projected out | raw | all": "the same, the mixture's own gradient projected out",
-    "loss | mean of cosines, Adam on both | raw | all": "the same, in Adam's metric",
+    "loss | mean of cosines | averaged | all": "**mean of cosines at averaged weights**, which the default uses",
+    "loss | mean of cosines | raw | all": "the same at the trained weights, which MultiDDS-S uses",
+    "loss | mean of cosines, 512 tokens | raw | all": "there, with a quarter of the text",
+    "loss | mean of cosines, 8,192 tokens | raw | all": "there, with four times the text",
+    "loss | mean of cosines, three moments | raw | all": "there, averaged over three moments, ten steps apart",
+    "loss | mean of cosines | raw | without embeddings": "there, without embeddings",
+    "loss | mean of cosines, mixture projected out | raw | all": "there, the mixture's own gradient projected out",
+    "loss | mean of cosines, Adam on both | raw | all": "there, in Adam's metric",
     "loss | inner product | raw | all": "inner product, as DoGE",
-    "expected accuracy | mean of cosines | raw | all": "mean of cosines, dev sets by expected accuracy",
-    "expected accuracy | mean of cosines | averaged | all": "the same, at averaged weights",
+    "expected accuracy | mean of cosines | averaged | all": "at averaged weights, dev sets want expected accuracy",
+    "expected accuracy | mean of cosines | raw | all": "the same at the trained weights",
+    "expected accuracy, fitted | mean of cosines | averaged | all": "at averaged weights, at a fitted temperature",
     "size: the smaller, the better": "size alone: the smaller, the better",
 }
 USED = next(iter(SIGNALS))
-MEASURES = {"loss": "dev loss", "expected": "expected accuracy"}
+MEASURES = {"loss": "dev loss", "expected": "expected accuracy", "soft_bleu": "soft BLEU"}
 
 Moment = Mapping[str, Any]
 
@@ -65,7 +66,7 @@ def table(moments: Sequence[Moment]) -> list[str]:
     """Every signal: its mean and worst correlation with the gains over the moments, and how well two probes agree."""
     lines = ["| signal | " + " | ".join(f"with gains in {word}: mean, worst" for word in MEASURES.values())]
     lines[0] += " | two probes |"
-    lines.append("|---|---|---|---|")
+    lines.append("|---|" + "---|" * (len(MEASURES) + 1))
     for signal, words in SIGNALS.items():
         if not all(signal in moment["signals"] for moment in moments):
             continue
@@ -89,9 +90,8 @@ def picture(settings: Mapping[str, Sequence[Moment]]) -> str:
         for panel, (setting, moments) in zip(panels, settings.items(), strict=True):
             draw_setting(panel, moments)
             panel.set_title(setting)
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
         panels[0].set_ylabel("measured gain in dev loss")
-        handles, labels = panels[0].get_legend_handles_labels()
-        canvas.legend(handles, labels, loc="outside lower center", ncols=3)
 
     svg = Figure("gains", "Predicted against measured gains", "", drawn(draw)).svg
     head, end = svg.index("<svg"), svg.index(">", svg.index("<svg")) + 1
@@ -108,7 +108,7 @@ def draw_setting(panel: Axes, moments: Sequence[Moment]) -> None:
         )
     panel.axhline(0, color="grey", linewidth=0.5)
     panel.axvline(0, color="grey", linewidth=0.5)
-    panel.set_xlabel("reward, less the mean of its moment")
+    panel.set_xlabel("reward, less the mean")
 
 
 def section(settings: Mapping[str, Sequence[Moment]]) -> str:

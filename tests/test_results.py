@@ -82,7 +82,7 @@ GAINS = sorted(RESULTS.glob("marginal-gains.*.json"))
 def test_correlations_with_measured_gains_are_those_of_the_files(path):
     """Of the signal that the default uses, the first row of each table."""
     (shown,) = re.findall(
-        rf"\n\*\*{path.name.split('.')[1]}\*\*, at .*?MultiDDS-S use \| (\S+), (\S+) \| (\S+), (\S+) ",
+        rf"\n\*\*{path.name.split('.')[1]}\*\*, at .*?which the default uses \| (\S+), (\S+) \| (\S+), (\S+) ",
         (ROOT / "docs" / "results.md").read_text(),
         re.DOTALL,
     )
@@ -90,7 +90,7 @@ def test_correlations_with_measured_gains_are_those_of_the_files(path):
     for measure in ("loss", "expected"):
         found = []
         for moment in json.loads(path.read_text())["moments"]:
-            one, other = moment["signals"]["loss | mean of cosines | raw | all"]
+            one, other = moment["signals"]["loss | mean of cosines | averaged | all"]
             tables = [row for repeat in moment["gains"][measure] for row in repeat]  # of each repeat and dev set
             gains = [fmean(column) for column in zip(*tables, strict=True)]
             found.append(correlation([a + b for a, b in zip(one, other, strict=True)], gains))
