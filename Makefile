@@ -12,7 +12,7 @@ DEMO := demo
 CORPUS := data/catalogues
 endif
 
-.PHONY: demo test test-fast check docs wheel bench clean
+.PHONY: demo test test-fast check docs extras wheel bench clean
 
 demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
@@ -32,8 +32,12 @@ check: $(READY)  ## formatting, lint and types; any finding is an error
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(READY)  ## the reference of the public names, as HTML in build/docs
-	$(BIN)/pdoc --output-directory build/docs multidds multidds.huggingface multidds.lightning multidds.trl multidds.sentence_transformers
+docs: $(READY)  ## guides and API reference, searchable, as HTML in build/docs; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "Open build/docs/index.html"
+
+extras: $(READY)  ## each extra in a fresh environment, where the snippet of its page runs; slow, not part of CI
+	$(BIN)/python tests/extras.py $(EXTRAS)
 
 wheel: $(READY)  ## build a wheel; run an example in an environment with torch and numpy alone
 	rm -rf dist build/bare

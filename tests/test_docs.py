@@ -1,7 +1,6 @@
 """The README, the docs and the examples are run, so they stay true."""
 
 import re
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 import toy_trainers
 import transformers
+from snippets import SNIPPETS, blocks
 from torch.utils.data import ConcatDataset, DataLoader
 from toys import dataset, loss, mlp
 
@@ -18,11 +18,6 @@ from multidds import Balancer, Mixture, batches_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-
-
-def blocks(page, language):
-    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^\1```", page.read_text(encoding="utf-8"))
-    return [re.sub(f"(?m)^{indent}", "", block) for indent, block in found]
 
 
 def surroundings():
@@ -80,38 +75,19 @@ def test_the_trainer_of_the_readme_runs_before_and_after_the_diff(tmp_path):
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")  # of tiny trainings
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")  # Lightning 2.6 with torch 2.13
 @pytest.mark.slow
-def test_the_blocks_of_the_integrations_page_run(tmp_path, monkeypatch):
-    trainer, _, _, lightning_ = blocks(ROOT / "docs" / "integrations.md", "python")  # the others: beside their toys
-    names = trainer_surroundings(tmp_path, steps=500)
-    exec(trainer, names)
-    assert any("mixture/a" in log for log in names["trainer"].state.log_history)
-
-    monkeypatch.chdir(tmp_path)  # Lightning writes where it is
-    names = surroundings()
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    names |= {"Trainer": partial(lightning.Trainer, **quiet), "train_sets": names["datasets"], "module": Module()}
-    exec(lightning_, names)
-    assert names["mixture"].version == 11  # to the plan when training begins, and ten updates
+@pytest.mark.parametrize("extra", SNIPPETS)
+def test_the_snippet_of_each_extra_runs_as_it_stands(extra, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # trainers write where they are
+    SNIPPETS[extra](str(tmp_path), **({"steps": 20} if extra in ("hf", "trl", "st") else {}))
 
 
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.model = mlp()
-
-    def training_step(self, batch):
-        return loss(self.model, batch)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_the_other_blocks_of_the_readme_run():
-    names = surroundings()
-    for block in blocks(ROOT / "README.md", "python"):
+def test_the_blocks_of_the_guide_run(tmp_path):
+    names = surroundings() | {"folder": tmp_path}
+    for block in blocks(ROOT / "docs" / "guide.md", "python"):
         exec(block, names)
     assert names["update"].skipped is None
     assert sum(names["sampler"].examples.values()) == 32
+    assert (tmp_path / "mixture.svg").exists()
 
 
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")  # of tiny trainings
@@ -160,9 +136,10 @@ def test_the_worked_example_of_contributing_runs():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_to_a_file_leads_somewhere(page):
+    site = page.parent.name == "docs"  # where a link to a folder would lead to a page of that name
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            assert (page.parent / target).is_file() or ((page.parent / target).exists() and not site), target
 
 
 def test_every_test_that_the_docs_name_exists():
@@ -171,6 +148,22 @@ def test_every_test_that_the_docs_name_exists():
         for file, name in re.findall(r"((?:(?:nmt|integrations)/)?test_\w+\.py)(?:::(\w+))?", text):
             source = (ROOT / "tests" / file).read_text(encoding="utf-8")
             assert not name or f"def {name}(" in source, f"{page.name}: {file}::{name}"
+
+
+def section(page, heading):
+    (found,) = re.findall(rf"(?ms)^## {re.escape(heading)}$(.*?)(?=^## |\Z)", page.read_text(encoding="utf-8"))
+    return found
+
+
+def test_what_works_where_is_proved_by_a_test_of_that_trainer():
+    table = section(ROOT / "docs" / "integrations.md", "What works where")
+    head, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    columns = ["Hugging Face Trainer" if name == "Trainer" else name for name in head]
+    assert len(rows) > 9
+    for feature, *cells in rows:
+        for trainer, cell in zip(columns, cells, strict=True):
+            proved = f"**{feature}**" in section(ROOT / "docs" / "proofs.md", trainer)
+            assert proved == (cell == "yes"), f"{feature} with {trainer}: {cell}"
 
 
 def test_the_files_of_the_architecture_page_are_the_files_there_are():

@@ -3,11 +3,8 @@
 import json
 import os
 import pickle
-import re
 import socket
-from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 import sentence_transformers_fit
@@ -21,7 +18,6 @@ from torch import nn
 from toy_st import (
     SIZES,
     SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
     Watched,
     arguments,
     dev_sets,
@@ -426,20 +422,3 @@ def test_the_example_draws_what_helps_more_often(capsys):
     assert found["learned"]["rare"] > found["proportional"]["rare"] + 0.1
     learned = capsys.readouterr().out.splitlines()[-1].split()
     assert float(learned[-1].rstrip("%")) < 69 / 3  # the share of the junk
-
-
-def test_the_block_of_the_integrations_page_runs(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
-    (code,) = [
-        block for block in re.findall(r"(?ms)^```python\n(.*?)^```", page) if "multidds.sentence_transformers" in block
-    ]
-    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
-    made = model()
-    names = {"SentenceTransformerTrainingArguments": partial(SentenceTransformerTrainingArguments, **quiet)}
-    names |= {"SentenceTransformerTrainer": SentenceTransformerTrainer, "model": made, "folder": str(tmp_path)}
-    names |= {"train_sets": train_sets(), "dev_sets": dev_sets(), "steps": 20}
-    names["loss"] = losses.MultipleNegativesRankingLoss(made)
-    exec(code, names)
-    trained = names["trainer"]
-    assert trained.state.global_step == 20
-    assert "BalanceCallback" in trained.state.stateful_callbacks

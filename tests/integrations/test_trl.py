@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import socket
-from pathlib import Path
 
 import datasets
 import pytest
@@ -13,8 +11,7 @@ import trl_sft
 from options_shown import check_help, check_signature
 from ranks import leave
 from toy_trainers import lasting, mixtures
-from toy_trl import SIZES, dev_sets, dpo, model, reward, rows, settings_of, sft, tokenizer, train_sets
-from trl import SFTConfig, SFTTrainer
+from toy_trl import SIZES, dev_sets, dpo, reward, rows, sft, train_sets
 
 from multidds import Anchored, Mixture, MixtureSampler, Scorer
 from multidds.trl import balance
@@ -30,6 +27,7 @@ KINDS = {
     "preferences": (dpo, "preference", {}),
     "preferences-lora": (dpo, "preference", {"lora": True}),
     "rewards": (reward, "preference", {}),
+    "workers": (sft, "completion", {"dataloader_num_workers": 2}),
 }
 
 
@@ -72,7 +70,7 @@ def test_it_counts_and_logs_what_trl_does_on_the_same_examples(kind, tmp_path):
     assert same_parameters(balanced, plain)
 
 
-@pytest.mark.parametrize("kind", ["packed", "lora", "preferences-lora"])
+@pytest.mark.parametrize("kind", ["packed", "lora", "preferences-lora", "workers"])
 def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(kind, tmp_path):
     make, data, settings = KINDS[kind]
     settings = {**settings, "save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 2}
@@ -228,15 +226,3 @@ def test_the_example_leaves_the_tables_to_others(capsys):
     assert losses["learned"]["manual"] < losses["proportional"]["manual"] - 0.1
     learned = capsys.readouterr().out.splitlines()[-1].split()
     assert float(learned[-1].rstrip("%")) < 64.5 / 3  # the share of the tables, of which there are most
-
-
-def test_the_block_of_the_integrations_page_runs(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
-    (code,) = [block for block in re.findall(r"(?ms)^```python\n(.*?)^```", page) if "multidds.trl" in block]
-    data = dict(zip(("code", "manual", "tables"), train_sets().values(), strict=True))
-    names = {"SFTTrainer": SFTTrainer, "model": model(), "args": SFTConfig(**settings_of(tmp_path, max_steps=20))}
-    names |= {"train_sets": data, "dev_sets": dev_sets(), "tokenizer": tokenizer()}
-    exec(code, names)
-    trained = names["trainer"]
-    assert trained.state.global_step == 20
-    assert "BalanceCallback" in trained.state.stateful_callbacks

@@ -1,0 +1,101 @@
+"""The documentation site: `make docs` builds guides and API reference into build/docs, readable without a network.
+
+Docstrings document arguments as `name: what it is`; here those become definition lists. The pages of commands come from
+the command line itself.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+import multidds
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # importing the trainers must not reach for a network
+
+project = "multidds"
+author = "the multidds authors"
+release = version = multidds.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+templates_path: list[str] = []
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"multidds {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = html_show_copyright = False
+smartquotes = False  # options of commands begin with two hyphens
+html_copy_source = False
+html_show_sourcelink = False
+pygments_style, pygments_dark_style = "friendly", "monokai"
+
+myst_enable_extensions = ["attrs_inline", "deflist"]
+myst_heading_anchors = 3
+suppress_warnings = ["ref.python"]  # `step()` is the name of several methods: any of them will do
+
+default_role = "py:obj"  # `Balancer` in a docstring leads to it where there is such a name
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 90
+
+_NORM = re.compile(r"\|(\w+)\|")  # the norm |v|, which would be a substitution
+_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
+
+
+def arguments_as_definitions(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """`every: steps between updates.` becomes a definition list; code after `>>>` and other text stay as they are."""
+    made: list[str] = []
+    inside = False
+    for line in (_NORM.sub(r"\\|\1\\|", line) for line in lines):
+        entry = _ENTRY.fullmatch(line)
+        if entry and entry[1][0].islower():
+            terms = ", ".join(f"**{term}**" for term in entry[1].split(", "))
+            made += ["", terms, f"    {entry[2]}"]
+            inside = True
+        elif inside and line.startswith("    "):
+            made.append(line)
+        else:
+            made += [""] * inside + [line]
+            inside = False
+    lines[:] = made
+
+
+class Commands(Directive):
+    """Every command of `multidds` with its arguments and options, from the texts of `--help`."""
+
+    def run(self) -> list[nodes.Node]:
+        from typer.main import get_command
+
+        from multidds.nmt.cli import app
+
+        return [*self._sections("multidds", get_command(app))]
+
+    def _sections(self, name: str, command: Any) -> Iterator[nodes.Node]:
+        for word, inner in getattr(command, "commands", {}).items():
+            yield from self._sections(f"{name} {word}", inner)
+        if hasattr(command, "commands"):
+            return
+        section = nodes.section(ids=[nodes.make_id(name)], names=[name])
+        usage = " ".join(
+            [name, *(p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument")]
+        )
+        section += [nodes.title(name, name), nodes.paragraph("", command.help), nodes.literal_block(usage, usage)]
+        entries = nodes.definition_list()
+        for parameter in command.params:
+            if text := getattr(parameter, "help", None):
+                term = nodes.term("", "", nodes.literal(text=", ".join(parameter.opts)))
+                entries += nodes.definition_list_item("", term, nodes.definition("", nodes.paragraph("", text)))
+        section += entries
+        self.state.document.note_implicit_target(section)
+        yield section
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", arguments_as_definitions)
+    app.add_directive("commands", Commands)
