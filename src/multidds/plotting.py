@@ -140,6 +140,8 @@ def _colours(count: int) -> list[str]:
 
 def _draw_shares(panel: "Axes", moments: Sequence[Moment], names: Sequence[str], prior: Mapping[str, float]) -> None:
     """A stacked area, named at its right end. A mixture holds from its update on until the next one."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
     bands = _bands(moments, names)
     began = {name: prior.get(name, values[0]) for name, values in bands.items()}
     if prior and OTHERS in bands:
@@ -150,17 +152,26 @@ def _draw_shares(panel: "Axes", moments: Sequence[Moment], names: Sequence[str],
     labels = [_shown(name) for name in bands]
     colours = _colours(len(names))
     panel.stackplot(steps, list(bands.values()), labels=labels, colors=colours, step="post", linewidth=0, alpha=0.9)
+    limit = _limit(bands)
     panel.set_xlim(steps[0], steps[-1])
-    panel.set_ylim(0, 1)
-    panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
+    panel.set_ylim(0, limit)
+    panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     panel.spines["left"].set_visible(False)
-    places = _spread([(top - size / 2) for top, size in _tops([values[-1] for values in bands.values()])])
-    for (name, values), place, label in zip(bands.items(), places, labels, strict=True):
+    middles = [(top - size / 2) / limit for top, size in _tops([values[-1] for values in bands.values()])]
+    places = _spread([min(middle, 1.0) for middle in middles])
+    for (name, values), place, label, colour in zip(bands.items(), places, labels, colours, strict=False):
         first, last = percent(began[name], values[-1])
         told = f"{label}  {last}%" if first == last else f"{label}  {first}→{last}%"
-        colour = dict(zip(bands, colours, strict=False))[name]
+        told += ", cut off here" if name == OTHERS and limit < 1 else ""
         panel.annotate("■", (1, place), (6, 0), "axes fraction", "offset points", va="center", color=colour, fontsize=8)
         panel.annotate(told, (1, place), (16, 0), "axes fraction", "offset points", va="center", fontsize=8.5)
+
+
+def _limit(bands: Mapping[str, Sequence[float]]) -> float:
+    """Where the axis of shares ends: at 1, or lower where what is named would be a thin line under all others."""
+    named = [sum(shares) for shares in zip(*(band for name, band in bands.items() if name != OTHERS), strict=True)]
+    return 1.0 if OTHERS not in bands or max(named) > 0.4 else 1.3 * max(named)
 
 
 def _draw_prior(panel: "Axes", prior: Mapping[str, float], names: Sequence[str]) -> None:
