@@ -143,8 +143,13 @@ def test_an_unknown_name_is_a_key_error_that_lists_the_known_ones():
 
 
 def test_a_mixture_shows_itself_shortly():
-    assert repr(Mixture({"a": 0.25, "b": 0.75})) == "Mixture({'a': 0.25, 'b': 0.75})"
-    assert "... 88 more" in repr(Mixture.uniform(str(i) for i in range(100)))
+    assert repr(Mixture({"a": 0.25, "b": 0.75})) == "Mixture(b 75%, a 25%)"
+    assert repr(Mixture({"a": 0.996, "b": 0.004})) == "Mixture(a 100%, b 0.4%)"
+    many = repr(Mixture.uniform(f"a name that is long, {i:05}" for i in range(10_000)))
+    assert many.startswith("Mixture(10,000 datasets: a name that is long, 00…")
+    assert many.endswith(" 0.01%, 9,996 more)")
+    assert len(many) < 200
+    assert repr(Mixture.uniform(["new\nline"])) == "Mixture(new?line 100%)"
 
 
 def test_replay_moves_the_mixture_where_the_record_did():

@@ -9,6 +9,7 @@ from statistics import correlation, fmean
 
 import bleu_counts
 import pytest
+import readme_picture
 
 from multidds import Anchored
 
@@ -145,3 +146,14 @@ def test_an_interval_holds_the_difference_and_is_nothing_between_equals():
     low, high = bleu_counts.interval([{"a": good}], [{"a": bad}], draws=200)
     difference = bleu_counts.bleu_of_counts(good) - bleu_counts.bleu_of_counts(bad)
     assert 0 < low < difference < high
+
+
+@pytest.mark.parametrize("kind", readme_picture.INKS)
+def test_the_picture_of_the_readme_is_what_its_command_draws(kind):
+    drawn = (ROOT / "docs" / f"mixture-{kind}.svg").read_text(encoding="utf-8")
+    assert len(drawn) < 60_000
+    again = readme_picture.picture(readme_picture.INKS[kind])
+    words = [re.findall(r"<text[^>]*>([^<]*)</text>", text) for text in (drawn, again)]
+    assert words[0] == words[1]
+    assert "tables  65→9%" in words[0]
+    assert readme_picture.INKS[kind] in drawn

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .balancer import Balancer
     from .draws import Draws, Order
     from .example_scorer import ExampleScorer, ExampleUpdate
+    from .history import save_history
     from .mixture import Mixture, Replay
     from .plotting import plot
     from .probing import probe
@@ -47,6 +48,7 @@ __all__ = [
     "priorities",
     "probe",
     "rewards",
+    "save_history",
 ]
 
 _HOMES = {
@@ -69,6 +71,7 @@ _HOMES = {
     "interleave": "sampling",
     "plot": "plotting",
     "probe": "probing",
+    "save_history": "history",
 }
 
 

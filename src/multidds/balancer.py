@@ -10,14 +10,17 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .anchored import Anchored
-from .checks import are, check_names, check_state, check_step_ahead, check_whole, is_count, is_share, is_state
-from .estimating import STABILIZED, Estimate, Estimator
+from .checks import are, check_names, check_state, check_whole, is_count, is_share, is_state
+from .choices import Rule, check_choices, check_model
+from .drift import Drift, distance
+from .estimating import Estimate, Estimator
+from .history import SMALL_TABLE, kept_updates
 from .limits import Bounds, Limits
 from .mixture import Mixture, check_mixture
 from .pace import Pace, advice, chosen
@@ -26,16 +29,14 @@ from .plotting import plot
 from .priorities import Priority
 from .probing import Loss, Prober
 from .rewards import Reward
-from .rivals import Exp3, Exponentiated
 from .scorer import Scorer
 from .sources import ProbeSources
 from .update import Update
+from .wording import shares
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rule: TypeAlias = Scorer | Anchored | Exponentiated | Exp3
-_HISTORY = 100  # updates kept in memory
 _log = logging.getLogger("multidds")
 
 
@@ -81,7 +82,7 @@ class Balancer:
     `docs/method.md` explains the rules and connects all of this with the paper.
     """
 
-    history: deque[Update]  # the last updates, without their tables
+    history: deque[Update]  # the last updates, without their tables where those are large
 
     def __init__(
         self,
@@ -114,15 +115,14 @@ class Balancer:
         seed: int = 0,
     ) -> None:
         _check_data(mixture, train, dev)
-        _check_choices(loss, dev_loss, reward, scorer, sketch, step_ahead, seed)
-        rule = scorer or (Anchored() if reward is None else Scorer())
+        check_choices(loss, dev_loss, reward, scorer, sketch, step_ahead, seed)
+        rule, reward = scorer or (Anchored() if reward is None else Scorer()), reward or "multidds-s"
         comparing = isinstance(rule, Anchored)  # halves of its probes
         looks = len(train) * (1 + len(dev)) if step_ahead else len(train) + len(dev)
         self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
         each = _batches_of_each(batches, total_batches, self._prober.replicas.size)
         pace = _pace(looks, every, steps, budget, each, comparing)
-        reward = reward or "multidds-s"
-        _check_model(self._prober, mixture, dev, reward, sketch, step_ahead)
+        check_model(self._prober, mixture, dev, reward, sketch, step_ahead)
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
         probes: dict[str, Any] = {"batches": pace.batches, "total": total_batches, "share_out": share_out}
         probes |= {"step_ahead": step_ahead, "sketch": sketch, "decay": decay, "optimizer": optimizer}
@@ -132,7 +132,8 @@ class Balancer:
         self._order = sorted(mixture.names)  # of the rule: a state fits whatever order the datasets are given in
         self._prior = [mixture[name] for name in self._order]
         self._anchor, self._rule = self._start(rule, sizes, examples, dev), rule.started(self._prior)
-        self._steps, self._frozen, self.history = 0, False, deque(maxlen=_HISTORY)
+        self._drift = Drift(None if comparing else rule.started(self._prior), self._anchor)
+        self._steps, self._frozen, self.history = 0, False, deque(maxlen=kept_updates(len(mixture)))
 
     def _start(
         self,
@@ -185,10 +186,13 @@ class Balancer:
 
     def _update(self, step: int) -> Update:
         """Estimate what each dataset is worth, and move the mixture: Algorithm 1, from "Estimate the effect" on."""
-        began = time.perf_counter()
-        found = self._estimator.estimate({"mixtures": self.mixture.probabilities, "steps": step})
+        began, before = time.perf_counter(), self.mixture.probabilities
+        found = self._estimator.estimate({"mixtures": before, "steps": step})
         skipped = found.trouble or self._move_mixture(found, step)
+        if skipped is None:
+            self._drift.step(list(found.rewards.values()))
         mixture = self.mixture.probabilities
+        now = [mixture[name] for name in self._order]
         update = Update(
             step=step,
             mixture=mixture,
@@ -202,11 +206,15 @@ class Balancer:
             notes=(*found.notes, *self._rule.notes(list(found.rewards.values()))),
             noise=found.noise,
             signal=self._rule.signal,
-            drift=_distance(mixture, self._order, self._prior),
-            learned=_distance(mixture, self._order, self._anchor),
+            drift=distance(now, self._prior),
+            learned=distance(now, self._drift.mixture),
+            unlearned=distance(self._drift.mixture, self._prior),
             probed=tuple(found.rewards),
+            before=before,
+            prior=self._named(self._prior),
         )
-        self.history.append(replace(update, alignment=None))
+        small = len(self._order) * len(found.weights) <= SMALL_TABLE
+        self.history.append(update if small else replace(update, alignment=None))
         return update
 
     def _move_mixture(self, found: Estimate, step: int) -> str | None:
@@ -220,7 +228,20 @@ class Balancer:
 
     def plot(self) -> "Figure":
         """A picture of the mixture from the start on, with rewards and dev losses, as `multidds.plot` draws it."""
-        return plot(self.history, dict(zip(self._order, self._anchor, strict=True)))
+        return plot(self.history, self.start)
+
+    @property
+    def start(self) -> dict[str, float]:
+        """{dataset: probability} at step 0: the prior, or the plan to which the mixture was moved at once."""
+        return self._named(self._anchor)
+
+    def _named(self, shares: Sequence[float]) -> dict[str, float]:
+        return dict(zip(self._order, shares, strict=True))
+
+    def __repr__(self) -> str:
+        state = f"frozen at step {self._steps:,}" if self._frozen else f"step {self._steps:,}"
+        every = f"an update every {self.every:,}" if self.every > 1 else "an update at every step"
+        return f"Balancer({state}, {every}; {len(self.mixture):,} datasets: {shares(self.mixture.probabilities)})"
 
     def observe(self, name: str) -> None:
         """For "moving-average": tell that .grad now holds a gradient of the dataset `name`. After backward, before
@@ -270,6 +291,7 @@ class Balancer:
             "anchor": self._anchor,
             "rule": self._rule.state_dict(),
             "limits": self._limits.state_dict(),
+            "drift": self._drift.state_dict(),
             **self._estimator.state_dict(),
         }
 
@@ -284,11 +306,15 @@ class Balancer:
         self.mixture.check_state(state["mixture"])
         self._limits.check_state(state["limits"])
         check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are(is_share, len(self._order))))
+        if "drift" in state:
+            self._drift.check_state(state["drift"])
         self._estimator.load_state_dict(state)
         self._rule.load_state_dict(state["rule"])
         self.mixture.load_state_dict(state["mixture"])
         self._limits.load_state_dict(state["limits"])
         self._prior, self._anchor = state["prior"], state["anchor"]
+        if "drift" in state:  # not in those of 0.1
+            self._drift.load_state_dict(state["drift"])
         self._steps, self._frozen = int(state["steps"]), bool(state["frozen"])
 
 
@@ -300,34 +326,6 @@ def _check_data(mixture: Mixture, train: Mapping[str, Any], dev: Mapping[str, An
     for name in mixture:
         if mixture[name] == 0:
             raise ValueError(f"Balancer: the prior of {name!r} is 0, which no update can change; leave it out.")
-
-
-def _check_choices(
-    loss: object,
-    dev_loss: object,
-    reward: object,
-    scorer: object,
-    sketch: object,
-    step_ahead: float | None,
-    seed: object,
-) -> None:
-    for word, given in (("loss", loss), ("dev_loss", dev_loss)):
-        if not callable(given) and (given is not None or word == "loss"):
-            raise TypeError(
-                f"Balancer: {word} must be a function (model, batch) -> scalar tensor, got {type(given).__name__}."
-            )
-    if scorer is not None and not isinstance(scorer, get_args(Rule)):
-        names = ", ".join(rule.__name__ for rule in get_args(Rule))
-        raise TypeError(f"Balancer: scorer must be one of {names}, got {type(scorer).__name__}.")
-    if not isinstance(seed, int):
-        raise TypeError(f"Balancer: seed must be a whole number, got {seed!r}.")
-    if sketch is True or not (sketch in (None, "exact") or (isinstance(sketch, int) and sketch >= 1)):
-        raise ValueError(f"Balancer: sketch must be None, 'exact' or a number of buckets, but it is {sketch!r}.")
-    if reward is not None and not callable(reward) and reward not in STABILIZED:
-        raise ValueError(
-            f"Balancer: reward must be one of {', '.join(map(repr, STABILIZED))} or a function, got {reward!r}."
-        )
-    check_step_ahead("Balancer", step_ahead)
 
 
 def _batches_of_each(batches: int | None, total: int | None, processes: int) -> float | None:
@@ -355,38 +353,3 @@ def _pace(
     if (sentence := advice(pace, steps, budget if every is None else None)) is not None:
         _log.warning("Balancer: %s.", sentence)
     return pace
-
-
-def _distance(mixture: Mapping[str, float], order: Sequence[str], other: Sequence[float]) -> float:
-    """Total variation: half of the sum of the differences."""
-    return sum(abs(mixture[name] - p) for name, p in zip(order, other, strict=True)) / 2
-
-
-def _check_model(
-    prober: Prober,
-    mixture: Mixture,
-    dev: Mapping[str, Any],
-    reward: str | Reward,
-    sketch: int | str | None,
-    step_ahead: float | None,
-) -> None:
-    """Say what keeps many gradients, and refuse what this model or this choice cannot give."""
-    if step_ahead is not None:
-        prober.refuse_narrow_steps()
-    if callable(reward) and sketch is None:
-        size = _readable((len(dev) + 1) * prober.vector_bytes)
-        raise ValueError(
-            "Balancer: a reward function needs the table of inner products: give sketch=2**16, "
-            f"or sketch='exact', which keeps {len(dev) + 1} gradients ({size})."
-        )
-    if reward == "moving-average":
-        size = _readable(len(mixture) * prober.vector_bytes)
-        _log.warning("Balancer: reward 'moving-average' keeps %d gradients in memory (%s).", len(mixture), size)
-
-
-def _readable(size: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}"

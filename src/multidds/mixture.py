@@ -13,6 +13,7 @@ from typing import Any
 
 from .checks import by_name, check_names, check_state, is_count, is_number, is_state, listed
 from .plan import TRANSFER, WORTH, planned
+from .wording import shares
 
 _SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
 _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
@@ -131,9 +132,8 @@ class Mixture:
         return name in self._index
 
     def __repr__(self) -> str:
-        shown = [f"{name!r}: {p:.4g}" for name, p in zip(self._names[:12], self._probabilities, strict=False)]
-        more = [f"... {len(self) - 12} more"] if len(self) > 12 else []
-        return f"Mixture({{{', '.join(shown + more)}}})"
+        many = f"{len(self):,} datasets: " if len(self) > 12 else ""
+        return f"Mixture({many}{shares(self.probabilities, 12 if not many else 4)})"
 
     def at(self, point: float) -> str:
         """The dataset on which a point of [0, 1) falls: a uniform point makes a draw. O(log n)."""

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .alignment import Alignment
+from .wording import changes, movers, shares
+
+MOST = 64  # datasets and dev sets whose numbers an update writes into a log
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,11 @@ class Update:
     noise: {dataset: standard error of its reward}, where it was estimated.
     signal: how much of what the rule goes by is not noise, 0 to 1; NaN where it is not known.
     drift: total variation between the mixture and the prior: 0 is the prior, 1 has nothing in common with it.
-    learned: the same between the mixture and the one that the rule would have without any reward.
+    learned: the same between the mixture and the one that the rule would have if all rewards were the same.
+    unlearned: the same between that one and the prior: how far the anchor, or the rule's own drift, goes by itself.
+    before, prior: {dataset: probability} before this update, and where the training began.
+
+    As a string it is one line, such as `step 500  python 80→67%  markdown 16→25%`.
     """
 
     step: int
@@ -41,6 +48,26 @@ class Update:
     drift: float = 0.0
     learned: float = 0.0
     probed: tuple[str, ...] = ()
+    unlearned: float = 0.0
+    before: dict[str, float] = field(default_factory=dict)
+    prior: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.skipped is not None:
+            return f"step {self.step:,}  no update: {self.skipped}"
+        moved = changes(self.mixture, self.before) if self.before else [shares(self.mixture)]
+        return f"step {self.step:,}  " + ("  ".join(moved) or f"unchanged: {shares(self.mixture, 4)}")
+
+    def __repr__(self) -> str:
+        facts = "" if math.isnan(self.signal) else f"; signal {self.signal:.2f}"
+        return f"Update({self}{facts}; {self.drift:.2f} from the prior, {self.learned:.2f} of it learned)"
+
+    def facts(self) -> dict[str, float]:
+        """What there is one of: {"signal": 0.9, "drift": 0.3, ...}; the distances where the prior is known."""
+        found = {} if math.isnan(self.signal) else {"signal": self.signal}
+        if self.prior:
+            found |= {"drift": self.drift, "learned": self.learned, "unlearned": self.unlearned}
+        return found
 
     def groups(self) -> dict[str, dict[str, float]]:
         """{"mixture": {"az": 0.1, ...}, "reward": ...}: what every logger, record and page calls these numbers."""
@@ -57,6 +84,21 @@ class Update:
         """The groups flat: {"mixture/az": 0.1, "reward/az": 0.3, ...}. What is behind the first '/' is the name.
 
         more: further groups that a caller knows, such as passes={"az": 1.5}, which become "passes/az".
+
+        What there is one of is "balance/signal", "balance/drift" and so on. Of more than 64 datasets those are there
+        that have moved furthest from the prior; of more than 64 dev sets the first.
         """
         groups: dict[str, Mapping[str, float]] = {**self.groups(), **more}
-        return {f"{group}/{name}": float(value) for group, values in groups.items() for name, value in values.items()}
+        shown = self.movers()
+        flat = {f"balance/{word}": value for word, value in self.facts().items()}
+        for group, values in groups.items():
+            few = len(values) <= MOST
+            names = list(values) if few else [name for name in shown if name in values] or list(values)[:MOST]
+            flat |= {f"{group}/{name}": float(values[name]) for name in names}
+        return flat
+
+    def movers(self, most: int = MOST) -> list[str]:
+        """The names of `most` datasets: all, in their order; of more those that have moved furthest from the prior."""
+        if len(self.mixture) <= most:
+            return list(self.mixture)
+        return movers(self.mixture, self.prior or self.before or dict.fromkeys(self.mixture, 0.0), most)

@@ -1,0 +1,64 @@
+"""README's picture: what the mixture of examples/language_model.py does, by `multidds.plot`, for light and dark pages.
+
+    python experiments/readme_picture.py           # from results/readme-mixture.jsonl
+    python experiments/readme_picture.py --train   # trains the run first: seconds
+
+Two thirds of the text are tables that no dev set asks for. The first column is the mixture by size, the area what the
+default draws by: a plan at once, and what gradients say from then on.
+"""
+
+import argparse
+import io
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+
+from multidds import plot, save_history
+
+ROOT = Path(__file__).parent.parent
+HISTORY = ROOT / "results" / "readme-mixture.jsonl"
+INKS = {"light": "#1f2328", "dark": "#e6edf3"}  # of GitHub's pages
+FONTS = "font-family: -apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
+
+
+def train(steps: int = 240, seed: int = 0) -> None:
+    """The learned run of the example; its history becomes the file."""
+    import language_model
+    import torch
+
+    torch.set_num_threads(1)
+    data = {name: language_model.examples(name) for name in language_model.SIZES}
+    run = language_model.Run(data, "learned", steps, seed)
+    run.train(steps)
+    HISTORY.unlink(missing_ok=True)
+    save_history(run.balancer, HISTORY, passes=run.sampler.passes)
+
+
+def picture(ink: str) -> str:
+    figure = plot(HISTORY, ink=ink, panels=[])
+    figure.set_size_inches(7.4, 2.9)
+    shares, prior = figure.axes
+    prior.set_xticks([0], ["by size"])
+    shares.set_title("Share of each dataset in the draws, while the model trains", loc="left", fontsize=10)
+    file = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "multidds"}):  # text as text, in the reader's font
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = re.sub(r"(?s)<metadata>.*?</metadata>\s*", "", file.getvalue())
+    text = re.sub(r"font-family: [^;\"]*", FONTS, text)
+    return re.sub(r"[ \t]+\n", "\n", text)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--train", action="store_true", help="train the run anew")
+    if arguments.parse_args().train:
+        train()
+    for kind, ink in INKS.items():
+        path = ROOT / "docs" / f"mixture-{kind}.svg"
+        path.write_text(picture(ink), encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
