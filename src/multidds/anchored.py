@@ -12,9 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .checks import are, check_state, is_count, is_finite, is_number
+
+if TYPE_CHECKING:
+    from .shrinkage import Belief
 
 _FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
 _USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut
@@ -43,6 +46,17 @@ class Anchored:
     def started(self, prior: Sequence[float]) -> "Tilt":
         """The state of one learned mixture. The prior is the anchor until a step brings another."""
         return Tilt(self, prior)
+
+    def tilted(self, anchor: Sequence[float], belief: "Belief", looks: Sequence[int]) -> list[float]:
+        """The mixture where datasets were looked at in parts, or have groups: an advantage counts as far as it is
+        believed, and what was looked at less than three times is not cut.
+        """
+        furthest = max(belief.advantages)
+        tilts = [math.exp(self.strength * (z - furthest)) for z in belief.advantages]
+        left = [1.0 if n < _FEW else cut for n, cut in zip(looks, cuts(belief.rewards, belief.errors), strict=True)]
+        weights = [q * tilt * cut for q, tilt, cut in zip(anchor, tilts, left, strict=True)]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
 
 
 class Tilt:
@@ -99,19 +113,12 @@ class Tilt:
         return [weight / total for weight in weights]
 
     def _cuts(self) -> list[float]:
-        """What is left of every share after datasets that certainly do not help have been cut: those whose rewards are
-        less than half of what is usual, or below 0 where it is not known well enough what is usual.
-
-        How certain it is, the noise of all probes says at first, and more and more how much the dataset's own rewards
-        have varied.
+        """`cuts` by the averaged rewards. How certain they are, the noise of all probes says at first, and more and
+        more how much the dataset's own rewards have varied.
         """
         if self._updates < _FEW:
             return [1.0] * len(self._rewards)
-        errors = self._errors()
-        bar = _USELESS * max(0.0, median(self._rewards) - 2 * _SURE * median(errors))
-        if bar > 0:
-            return [min(1.0, max(_LEAST, (r + _SURE * e) / bar)) for r, e in zip(self._rewards, errors, strict=True)]
-        return [_unless_harmful(r + 3 * _SURE * e, e) for r, e in zip(self._rewards, errors, strict=True)]
+        return cuts(self._rewards, self._errors())
 
     def _errors(self) -> list[float]:
         """The standard errors of the averaged rewards: never less than those of the probes."""
@@ -177,6 +184,18 @@ class Tilt:
         self._rewards, self._variances = list(state["rewards"]), list(state["variances"])
         self._probe_variance = state["variance"]
         self.signal = self._signal()
+
+
+def cuts(rewards: Sequence[float], errors: Sequence[float]) -> list[float]:
+    """What is left of every share after datasets that certainly do not help have been cut: those whose rewards are less
+    than half of what is usual, or below 0 where it is not known well enough what is usual.
+
+    errors: the standard errors of the rewards.
+    """
+    bar = _USELESS * max(0.0, median(rewards) - 2 * _SURE * median(errors))
+    if bar > 0:
+        return [min(1.0, max(_LEAST, (r + _SURE * e) / bar)) for r, e in zip(rewards, errors, strict=True)]
+    return [_unless_harmful(r + 3 * _SURE * e, e) for r, e in zip(rewards, errors, strict=True)]
 
 
 def _unless_harmful(highest: float, error: float) -> float:

@@ -252,20 +252,20 @@ class Balancer:
     @property
     def priority(self) -> Priority:
         """How much each dev set counts. May be assigned at any time; the next update uses it."""
-        return self._estimator.priority
+        return self._estimator.dev.priority
 
     @priority.setter
     def priority(self, priority: Priority) -> None:
-        self._estimator.priority = priority
+        self._estimator.dev.priority = priority
 
     @property
     def dev_losses(self) -> dict[str, float] | None:
         """The losses of the last full validation, by which low and high rank the dev sets; None: by the probe."""
-        return self._estimator.dev_losses
+        return self._estimator.dev.losses
 
     @dev_losses.setter
     def dev_losses(self, losses: Mapping[str, float] | None) -> None:
-        self._estimator.dev_losses = losses
+        self._estimator.dev.losses = losses
 
     @property
     def knows_the_parameters(self) -> bool:

@@ -5,7 +5,6 @@ batches, the priority and the moving averages; single gradients are `probing`, t
 rewards do to the mixture is the rule's, and when is the balancer's.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from . import priorities
 from .alignment import Alignment
 from .averages import MovingAverages
-from .checks import by_name, check_names, check_state, is_count, is_number, is_state, is_whole
+from .checks import by_name, check_names, check_state, is_count, is_state, is_whole
+from .dev_weights import DevWeights
 from .gradients import Gradient
 from .metric import AdamMetric
 from .probing import Numbered, Prober
@@ -71,7 +70,7 @@ class Estimator:
         optimizer: torch.optim.Optimizer | None,
         noise: bool,
     ) -> None:
-        self._names, self._dev_names = tuple(names), tuple(dev_names)
+        self._names = tuple(names)
         self._prober, self._sources = prober, sources
         self._reward, self._step_ahead, self._sketch = reward, step_ahead, sketch
         self._batches, self._given_total = batches, total
@@ -87,8 +86,7 @@ class Estimator:
         compared = self._total // (prober.replicas.size if prober.layout.sharded else 1)
         self._noise_sketcher = Sketcher(_NOISE_BUCKETS) if noise and plain and compared > 1 else None
         self._meet_parameters()
-        self._priority: priorities.Priority = "regular"
-        self._dev_losses: dict[str, float] | None = None
+        self.dev = DevWeights("Balancer", dev_names)
         self._rounds = 0
 
     def _over_all_ranks(self) -> int:
@@ -114,27 +112,6 @@ class Estimator:
         self._prober.meet_parameters()
         self._meet_parameters()
 
-    @property
-    def priority(self) -> priorities.Priority:
-        return self._priority
-
-    @priority.setter
-    def priority(self, priority: priorities.Priority) -> None:
-        priorities.check(priority, self._dev_names)
-        self._priority = dict(priority) if isinstance(priority, Mapping) else priority
-
-    @property
-    def dev_losses(self) -> dict[str, float] | None:
-        return self._dev_losses
-
-    @dev_losses.setter
-    def dev_losses(self, losses: Mapping[str, float] | None) -> None:
-        if losses is not None:
-            check_names("Balancer.dev_losses", self._dev_names, losses)
-            if bad := [name for name in losses if not math.isfinite(losses[name])]:
-                raise ValueError(f"Balancer.dev_losses: losses must be finite, but {bad[0]!r} is {losses[bad[0]]}.")
-        self._dev_losses = None if losses is None else {name: float(losses[name]) for name in self._dev_names}
-
     def observe(self, name: str) -> None:
         """For moving averages: .grad now holds a gradient of this dataset."""
         if name not in self._names:
@@ -155,8 +132,8 @@ class Estimator:
             self._total = self._over_all_ranks()
             self._check_replicas(agreed)
             dev_batches = self._dev_batches()
-            ranking = self._ranking(dev_batches)
-            weights = self._weights(ranking)
+            ranking = self.dev.ranking(partial(self._dev_loss, dev_batches))
+            weights = self.dev.weights(ranking, prober.replicas)
             losses, findings = Losses(len(self._names) if self._step_ahead else 1), Findings(weights)
             findings.check("loss", "dev set", ranking)
             stabilized = None if callable(self._reward) else STABILIZED[self._reward]
@@ -177,8 +154,8 @@ class Estimator:
             )
             if sharing is not None:
                 self._skip_others(sharing)
-                losses.arrange(self._dev_names, self._names)
-                findings.arrange(self._dev_names, self._names)
+                losses.arrange(self.dev.names, self._names)
+                findings.arrange(self.dev.names, self._names)
         self._rounds += 1
         alignment = None if table is None else table.alignment(losses, self._names)
         rewards = self._rewards(direction, alignment, weights)
@@ -198,7 +175,7 @@ class Estimator:
             return None
         size = prober.replicas.size
         owners = {"train": owners_of(self._names, alike["train"], self._total, size)}
-        if self._step_ahead is None and not self._ranks_by_probe():  # else every rank has all dev batches, or its part
+        if self._step_ahead is None and not self.dev.ranks_by_probe:  # else every rank has all dev batches, or its part
             owners["dev"] = owners_of(dev, alike["dev"], self._total, size)
         elif self._step_ahead and not self._dev_alike():
             return None
@@ -210,13 +187,13 @@ class Estimator:
         if not self._share_out or prober.replicas.size == 1 or prober.layout.sharded:
             return {"train": set(), "dev": set()}
         if self._alike is None:
-            names = {"train": self._names, "dev": self._dev_names}
+            names = {"train": self._names, "dev": self.dev.names}
             self._alike = alike_on_all(prober.replicas, names, sources.example, sources.trial, prober.talks)
         return self._alike
 
     def _dev_alike(self) -> bool:
         """Whether one rank can take all dev sets, as it must for a step ahead on a dataset of its own."""
-        return self._known_alike()["dev"] == set(self._dev_names)
+        return self._known_alike()["dev"] == set(self.dev.names)
 
     def _skip_others(self, sharing: Sharing) -> None:
         """Sources that have a place go past what other ranks have taken."""
@@ -231,9 +208,7 @@ class Estimator:
         """Ranks that disagree would average gradients of different things, wait for each other, or drift apart."""
         mine = {
             "datasets, or another order of them": self._names,
-            "dev sets, or another order of them": self._dev_names,
-            "priorities": "a function" if callable(self._priority) else self._priority,
-            "dev_losses (set them on every rank)": self._dev_losses,
+            **self.dev.agreed(),
             "seeds, batches or numbers of updates": (self._prober.seed, self._total, self._rounds),
             **agreed,
         }
@@ -250,11 +225,11 @@ class Estimator:
 
         For steps ahead on datasets that are shared out, a rank needs the batches of all.
         """
-        if self._step_ahead is None and not self._ranks_by_probe():
+        if self._step_ahead is None and not self.dev.ranks_by_probe:
             return {}
         apart = self._step_ahead is not None and self._dev_alike()
         with self._prober.replicas.failing_together(), self._prober.alone() if apart else nullcontext():
-            return {name: list(self._batches_of("dev", name)) for name in self._dev_names}
+            return {name: list(self._batches_of("dev", name)) for name in self.dev.names}
 
     def _dev_batches_of(self, kept: Mapping[str, list[Numbered]], name: str) -> Iterable[Numbered]:
         if name not in kept:
@@ -262,24 +237,8 @@ class Estimator:
         numbers = self._prober.numbers(self._total)
         return [(j, batch) for j, batch in kept[name] if j in numbers]
 
-    def _ranks_by_probe(self) -> bool:
-        return priorities.needs_losses(self._priority) and self._dev_losses is None
-
-    def _ranking(self, kept: Mapping[str, list[Numbered]]) -> dict[str, float]:
-        """The dev losses by which priorities rank: of the last validation, or of a forward pass where one is needed."""
-        if not self._ranks_by_probe():
-            return self._dev_losses or dict.fromkeys(self._dev_names, 0.0)
-        return {
-            name: self._prober.loss(("dev", name, self._rounds), self._dev_batches_of(kept, name), self._total)
-            for name in self._dev_names
-        }
-
-    def _weights(self, ranking: Mapping[str, float]) -> dict[str, float]:
-        finite = all(map(math.isfinite, ranking.values()))  # if not, the mixture will not move
-        with self._prober.replicas.failing_together():
-            weights = priorities.weights_of(self._priority if finite else "regular", ranking)
-        weights = self._prober.replicas.gathered(weights)[0]
-        return {name: weights[name] for name in self._dev_names}
+    def _dev_loss(self, kept: Mapping[str, list[Numbered]], name: str) -> float:
+        return self._prober.loss(("dev", name, self._rounds), self._dev_batches_of(kept, name), self._total)
 
     def _dev_gradients(
         self, kept: Mapping[str, list[Numbered]], weights: Mapping[str, float], after_each: AfterEach
@@ -290,7 +249,7 @@ class Estimator:
             batches = self._dev_batches_of(kept, name)
             return self._prober.gradient(("dev", name, self._rounds), batches, self._total, after_each)
 
-        return {name: partial(probed, name) for name in self._dev_names if weights[name] or self._sketch is not None}
+        return {name: partial(probed, name) for name in self.dev.names if weights[name] or self._sketch is not None}
 
     def _train_gradients(self, findings: Findings, after_each: AfterEach) -> dict[str, Taken]:
         def probed(name: str) -> tuple[Gradient, float]:
@@ -359,8 +318,7 @@ class Estimator:
         return {
             "seed": self._prober.seed,
             "rounds": self._rounds,
-            "priority": None if callable(self._priority) else self._priority,
-            "dev_losses": self._dev_losses,
+            **self.dev.state_dict(),
             **self._sources.state_dict(),
             "averages": None if self._averages is None else self._averages.state_dict(),
             "tensors": {} if self._averages is None else self._averages.tensors(),
@@ -370,27 +328,21 @@ class Estimator:
         """Refuse a state that `load_state_dict` could not go on from."""
         check_state(
             "Balancer", state, seed=is_whole, rounds=is_count, averages=lambda value: value is None or is_state(value),
-            dev_losses=lambda value: value is None or by_name(is_number)(value), tensors=by_name(torch.is_tensor),
-            priority=lambda value: value is None or isinstance(value, str) or by_name(is_number)(value),
+            tensors=by_name(torch.is_tensor),
         )  # fmt: skip
         self._sources.check_state(state)
         if self._averages is not None and state["averages"] is not None:
             self._averages.check_state(state["averages"], state["tensors"])
         if (self._averages is None) != (state["averages"] is None):
             raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
-        if state["priority"] is None and not callable(self._priority):
-            raise ValueError("Balancer: the priority of the state was a function; give it at construction again.")
-        if state["priority"] is not None:
-            priorities.check(state["priority"], self._dev_names)
+        self.dev.check_state(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Where the state does not fit, an error, and nothing has changed."""
         self.check_state(state)
         sources = self._sources.loaded(state, state["seed"])
-        self.dev_losses = state["dev_losses"]
+        self.dev.load_state_dict(state)
         if self._averages is not None:
             self._averages.load_state_dict(state["averages"], state["tensors"])
         # What can be refused has been by now.
         self._prober.seed, self._sources, self._rounds = state["seed"], sources, int(state["rounds"])
-        if state["priority"] is not None:
-            self.priority = state["priority"]

@@ -236,20 +236,20 @@ class ExampleScorer:
     @property
     def priority(self) -> Priority:
         """How much each dev set counts. May be assigned at any time; the next update uses it."""
-        return self._dev.priority
+        return self._dev.weights.priority
 
     @priority.setter
     def priority(self, priority: Priority) -> None:
-        self._dev.priority = priority
+        self._dev.weights.priority = priority
 
     @property
     def dev_losses(self) -> dict[str, float] | None:
         """The losses of the last full validation, by which low and high rank the dev sets; None: by the probe."""
-        return self._dev.losses
+        return self._dev.weights.losses
 
     @dev_losses.setter
     def dev_losses(self, losses: Mapping[str, float] | None) -> None:
-        self._dev.losses = losses
+        self._dev.weights.losses = losses
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next updates depend on: network, its optimizer, statistics, sources; not the model.
