@@ -56,6 +56,12 @@ def test_the_loop_of_the_readme_runs_before_and_after_the_diff():
     assert names["mixture"].probabilities != Mixture.proportional(sizes).probabilities
 
 
+def test_the_readme_is_short_and_gives_the_two_commands():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 130
+    assert {line.partition("#")[0].strip() for line in lines} >= {"make demo", "make test"}
+
+
 def trainer_surroundings(folder, steps):
     data = {"train_sets": toy_trainers.train_sets(), "dev_sets": toy_trainers.dev_sets(), "collator": None}
     args = toy_trainers.arguments(folder, max_steps=steps, logging_steps=100)
@@ -188,10 +194,10 @@ def test_the_plain_loop_drops_the_noise_and_finds_what_helps():
         assert results["learned"]["accuracy"][name] > results["proportional"]["accuracy"][name] + 0.02
 
 
-def test_the_figures_of_the_readme_are_those_of_the_demo(capsys):
+def test_the_figures_of_the_examples_page_are_those_of_the_loop(capsys):
     plain_loop.main()
     shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("prop", "learned "))]
-    (table,) = [block for block in blocks(ROOT / "README.md", "text") if "final mixture" in block]
+    (table,) = blocks(ROOT / "docs" / "examples.md", "text")
     claimed = [line.split() for line in table.splitlines() if line.startswith(("prop", "learned "))]
     for real, said in zip(shown, claimed, strict=True):
         for x, y in zip(real[1:], said[1:], strict=True):
