@@ -25,6 +25,9 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of all replicas
 
 
+_KINDS = {"train": "dataset", "dev": "dev set"}  # by role
+
+
 class Prober:
     """Takes gradients of one model's loss. All work happens inside `with prober.invisible():`."""
 
@@ -254,8 +257,12 @@ class Prober:
         self._restore_buffers()  # so that no probe can change what the next one sees
 
     def _checked_loss(self, key: tuple[str, str, int], batch: Any, of: Loss) -> Tensor:
-        loss = of(self.model, batch)
         role, name, _ = key
+        try:
+            loss = of(self.model, batch)
+        except Exception as error:
+            error.add_note(f"{self._owner}: raised by the loss of a probe batch of {_KINDS[role]} {name!r}.")
+            raise
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(

@@ -100,7 +100,10 @@ class Replicas:
         dist.all_reduce(failed, group=self._group)
         if not failed.item():
             return
-        messages = self.gathered(None if error is None else f"{type(error).__name__}: {error}")
+        told = (
+            None if error is None else " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        )
+        messages = self.gathered(told)
         if error is not None:
             raise error
         rank, message = next((rank, message) for rank, message in enumerate(messages) if message is not None)

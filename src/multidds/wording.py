@@ -23,7 +23,7 @@ def short(name: str, longest: int = _LONGEST) -> str:
 def movers(mixture: Mapping[str, float], since: Mapping[str, float], most: int) -> list[str]:
     """The names of the `most` largest changes, the largest first; of equal ones by share, then by name."""
     known = [name for name in mixture if name in since]
-    order = sorted(known, key=lambda name: (-abs(mixture[name] - since[name]), -mixture[name], name))
+    order = sorted(known, key=lambda name: (-round(abs(mixture[name] - since[name]), 12), -mixture[name], name))
     return order[:most]
 
 

@@ -309,7 +309,8 @@ def test_updates_are_logged(tmp_path):
     runner = trainer(tmp_path, callback, max_steps=7, logger=logger)
     runner.fit(net(), loader)
     rows = [row for row in logged(logger) if "mixture/a" in row]
-    assert [row["step"] for row in rows] == [2, 5]  # Lightning counts from 0
+    assert [row["step"] for row in rows] == [3, 6]  # optimizer steps so far, as in every trainer
+    assert [update.step for update in callback.balancer.history] == [3, 6]
     last = callback.balancer.history[-1]
     for name in SIZES:
         assert rows[-1][f"mixture/{name}"] == last.mixture[name]

@@ -21,6 +21,7 @@ from ..mixed_dataset import MixedDataset
 from ..options import takes_options_of
 from ..probing import Loss
 from . import refusals
+from .logs import lay_out, log_update
 from .probes import dev_sets, loss_of, sources
 
 _log = logging.getLogger("multidds")
@@ -43,7 +44,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     `balancer` is that of the current or next training. A new mixture rules from a fixed position on: behind what the
     loader has read ahead when the step ends, which is dataloader_num_workers * dataloader_prefetch_factor + 1 batches.
-    Each update is logged by `Trainer.log`.
+    Each update is a line on the console; all of it is in the Trainer's log and loggers, and in mixture.jsonl in the
+    output_dir, for `multidds report`.
     """
 
     def __init__(
@@ -177,10 +179,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         update = self.balancer.step()
         self._mixed.rule_from(self._mixed.position + self._lag)
         if update is not None:
-            due = control.should_log  # which logging sets back, though the Trainer's own log is still to come
-            # By the Trainer's own method: that of a subclass would add what it counted to this row, and forget it.
-            Trainer.log(self._trainer, update.scalars(passes=self._mixed.passes, examples=self._mixed.examples))
-            control.should_log = due
+            if len(self.balancer.history) == 1:
+                lay_out(self._trainer)
+            log_update(self._trainer, self.balancer, update, self._mixed.passes, examples=self._mixed.examples)
             if update.skipped:
                 _log.warning("BalanceCallback: step %d: no update, because %s.", update.step, update.skipped)
 

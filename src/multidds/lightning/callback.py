@@ -23,6 +23,7 @@ from ..randomness import random_states, set_random_states
 from ..replicas import Replicas
 from ..update import Update
 from . import refusals
+from .logs import log_update
 from .probes import loss_of, sources, sources_of
 
 _log = logging.getLogger("multidds")
@@ -40,7 +41,9 @@ class BalanceCallback(Callback):
     batch_size: examples of a probe batch, by default those of the loader's.
     dev_metrics: {dev set: name of a logged validation loss}, by which the priorities low and high then rank.
 
-    `balancer` is there from the start of training. State travels in Lightning's checkpoints; `fit(ckpt_path=...)`
+    `balancer` is there from the start of training. Each update is a line on the console; all of it is in the trainer's
+    loggers, under the number of optimizer steps, and in mixture.jsonl beside their logs, for `multidds report`.
+    State travels in Lightning's checkpoints; `fit(ckpt_path=...)`
     goes on bit for bit, random states included if the number of processes is the same.
     """
 
@@ -182,9 +185,10 @@ class BalanceCallback(Callback):
                 self._report(trainer, update)
 
     def _report(self, trainer: Trainer, update: Update) -> None:
+        assert self.balancer is not None
         if update.skipped is not None and trainer.is_global_zero:
             _log.warning("BalanceCallback: the mixture did not move at step %d: %s.", update.step, update.skipped)
-        metrics = update.scalars(passes=self._current_loader().passes)
-        for logger in trainer.loggers:  # the step by which Lightning logs what training_step says of this batch
-            logger.log_metrics(metrics, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        passes = self._current_loader().passes
+        log_update(trainer, self.balancer, update, passes)
+        metrics = update.scalars(passes=passes)
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in metrics.items()})

@@ -33,7 +33,8 @@ class BalanceCallback(HuggingFaceCallback):
 
     `balancer` is that of the current or next training. Probe batches are made by the trainer's `batch_sampler`, too. A
     new mixture rules behind what the loader has read ahead when the step ends, which is dataloader_num_workers *
-    dataloader_prefetch_factor + 1 batches of each process. Each update is logged by `Trainer.log`.
+    dataloader_prefetch_factor + 1 batches of each process. Each update is a line on the console; all of it is in the
+    trainer's log and loggers, and in mixture.jsonl in the output_dir, for `multidds report`.
     """
 
     def __init__(
