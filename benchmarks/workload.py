@@ -73,6 +73,16 @@ class _MadeUp:
             for offsets in (self.source_offsets, self.target_offsets)
         )
 
+    def sizes(self, i: int) -> tuple[int, int]:
+        return int(self.source_lengths[i]), int(self.target_lengths[i])
+
+    def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        source, target = (
+            tokens[offsets[i] : offsets[i + 1]]
+            for tokens, offsets in ((self.source, self.source_offsets), (self.target, self.target_offsets))
+        )
+        return source, target
+
 
 def _made_up_batches(count: int, tokens: int) -> list[Batch]:
     """As in training: a pool of draws, sorted, cut and shuffled. From a smaller pool there would be more padding."""

@@ -32,11 +32,10 @@ def test_a_batch_holds_its_sentences_with_their_ends(data):
     batch = assemble([(sentences, 4), (sentences, 9)])
     source, target_in, target_out = [], [], []
     for i in (4, 9):
-        tokens = sentences.source[sentences.source_offsets[i] : sentences.source_offsets[i + 1]].tolist()
+        tokens, other = (side.tolist() for side in sentences.tokens(i))
         source += [*tokens, END]
-        tokens = sentences.target[sentences.target_offsets[i] : sentences.target_offsets[i + 1]].tolist()
-        target_in += [BEGIN, *tokens]
-        target_out += [*tokens, END]
+        target_in += [BEGIN, *other]
+        target_out += [*other, END]
     assert batch.source.tolist() == source
     assert batch.target_in.tolist() == target_in
     assert batch.target_out.tolist() == target_out

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from multidds.nmt.config import parse_config
 from multidds.nmt.corpora import files_of, read_pairs
-from multidds.nmt.encoding import Encoder, parts_of
+from multidds.nmt.encoding import Encoder
 from multidds.nmt.errors import DamagedError, UserError
 from multidds.nmt.files import locked
 from multidds.nmt.prepare import Prepared, prepare
@@ -192,8 +193,18 @@ def test_arrays_hold_the_text_and_the_manifest_counts_it(tmp_path):
     assert ready.test_lines("ab-base", "target") == (tmp_path / "ab-base.test.base").read_text().splitlines()
 
 
+def arrays(settings):
+    ready = Prepared(settings)
+    return {
+        (pair, split, side): [array.tolist() for array in ready.arrays(pair, split, side)]
+        for pair in settings.data.names
+        for split in ("train", "dev")
+        for side in ("source", "target")
+    }
+
+
 @pytest.mark.parametrize("kind", ["text", "tsv"])
-def test_parts_of_long_files_make_the_same_arrays(tmp_path, monkeypatch, kind):
+def test_any_number_of_shards_and_processes_makes_the_same_arrays(tmp_path, monkeypatch, kind):
     settings = made(tmp_path)
     if kind == "tsv":
         for pair in ("ab-base", "cd-base"):
@@ -204,12 +215,17 @@ def test_parts_of_long_files_make_the_same_arrays(tmp_path, monkeypatch, kind):
         files = {split: str(tmp_path / ("{pair}." + split + ".tsv")) for split in ("train", "dev", "test")}
         settings = made(tmp_path, format="tsv", **files)
     prepare(settings, processes=1)
-    whole = {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()}
-    (tmp_path / "prepared" / "ab-base.train.source.bin").unlink()
-    monkeypatch.setattr("multidds.nmt.encoding.SMALLEST_PART", 1000)
-    assert len(parts_of(settings, ["train", "dev"], 2)) > 6
+    whole = arrays(settings)
+    assert sorted(path.name for path in (tmp_path / "prepared").glob("*.bin")) == ["dev-00000.bin", "train-00000.bin"]
+    monkeypatch.setattr("multidds.nmt.sharding.LARGEST", 77)
+    shutil.rmtree(tmp_path / "prepared")
     prepare(settings, processes=2)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()} == whole
+    shards = {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()}
+    assert "train-00006.bin" in shards  # two pairs of 300 lines
+    assert arrays(settings) == whole
+    shutil.rmtree(tmp_path / "prepared")
+    prepare(settings, processes=1)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()} == shards
 
 
 def test_a_second_call_does_nothing_and_a_changed_file_or_setting_does(tmp_path):
@@ -321,7 +337,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path):
 def test_a_missing_array_is_made_again_and_other_settings_are_named(tmp_path):
     settings = made(tmp_path)
     prepare(settings)
-    (tmp_path / "prepared" / "ab-base.train.source.bin").unlink()
+    (tmp_path / "prepared" / "train-00000.bin").unlink()
     assert prepare(settings)
     assert Prepared(settings).arrays("ab-base", "train", "source")
     with pytest.raises(UserError, match=r"was prepared with other settings \(data.max_length, vocabulary.kind\)"):
@@ -352,9 +368,9 @@ def test_an_empty_training_file_is_named(tmp_path):
 def test_damaged_arrays_are_refused_by_name(tmp_path):
     settings = made(tmp_path)
     prepare(settings)
-    path = tmp_path / "prepared" / "ab-base.train.source.bin"
+    path = tmp_path / "prepared" / "train-00000.bin"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DamagedError, match=r"ab-base.train.source.bin: is damaged .* run 'multidds prepare' again\."):
+    with pytest.raises(DamagedError, match=r"train-00000.bin: is damaged .* run 'multidds prepare' again\."):
         Prepared(settings).arrays("ab-base", "train", "source")
     notices = []
     assert prepare(settings, processes=1, notice=notices.append)

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, pairwise
 from typing import Any
 
@@ -20,7 +21,7 @@ from multidds import Draws, Mixture, Order
 from .config import Config
 from .errors import UserError
 from .prepare import Prepared
-from .vocabulary import BEGIN, END, tag_of
+from .vocabulary import BEGIN, END
 
 
 @dataclass(frozen=True)
@@ -105,26 +106,46 @@ def packed(sources: list[np.ndarray], targets: list[np.ndarray], pairs: tuple[st
 
 
 class Sentences:
-    """One split of one language pair, memory-mapped."""
+    """One split of one language pair. Lengths and tokens are read when they are asked for; none are kept in memory."""
 
     def __init__(self, config: Config, prepared: Prepared, pair: str, split: str) -> None:
         self.name = pair
-        self.source, self.source_offsets = prepared.arrays(pair, split, "source")
-        self.target, self.target_offsets = prepared.arrays(pair, split, "target")
-        target = next(p.target for p in config.data.pairs if p.name == pair)
-        self.tag = prepared.vocabulary["source"].index(tag_of(target)) if len(config.data.targets) > 1 else None
-        extra = 1 + (self.tag is not None)
-        self.source_lengths = np.diff(self.source_offsets).astype(np.int32) + extra  # with tag and </s>
-        self.target_lengths = np.diff(self.target_offsets).astype(np.int32) + 1
-        self.lengths = np.maximum(self.source_lengths, self.target_lengths)  # the size of a sentence pair, in tokens
+        self._stored = prepared.stored(pair, split)
+        self.tag = prepared.tags[pair]
+        self._extra = 1 + (self.tag is not None)
+        # Tokens of the longer sides, each with tag and </s>: the sum of `lengths`, of which nothing has to be read.
+        self.all_tokens = prepared.longer_tokens(pair, split) + len(self._stored)
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self._stored)
+
+    def sizes(self, i: int) -> tuple[int, int]:
+        """The tokens of source, with tag and </s>, and target, with </s>, of sentence pair i."""
+        source, target = self._stored.sizes(i)
+        return source + self._extra, target + 1
+
+    @cached_property
+    def source_lengths(self) -> np.ndarray:
+        """Of every sentence pair, in memory: for dev sets."""
+        return self._all_sizes[:, 0] + np.int32(self._extra)
+
+    @cached_property
+    def target_lengths(self) -> np.ndarray:
+        return self._all_sizes[:, 1] + np.int32(1)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The size of a sentence pair: that of its longer side."""
+        longer: np.ndarray = np.maximum(self.source_lengths, self.target_lengths)
+        return longer
+
+    @cached_property
+    def _all_sizes(self) -> "np.ndarray[Any, np.dtype[np.int32]]":  # [pairs, 2]
+        return self._stored.all_sizes().astype(np.int32)
 
     def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Source, behind its tag if it has one, and target of sentence pair i, without <s> and </s>."""
-        source = self.source[self.source_offsets[i] : self.source_offsets[i + 1]]
-        target = self.target[self.target_offsets[i] : self.target_offsets[i + 1]]
+        source, target = self._stored.tokens(i)
         return source if self.tag is None else np.concatenate([[self.tag], source]), target
 
 
@@ -161,12 +182,12 @@ def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generato
     slow too; with their number growing like the root a token costs 1.2 times one of training (docs/performance.md).
     """
     parts = math.ceil(math.sqrt(tokens / 256))
-    draws = max(1, round(2 * tokens / float(sentences.lengths.mean())) + 1)
+    draws = max(1, round(2 * tokens / (sentences.all_tokens / len(sentences))) + 1)
 
     def draw(generator: torch.Generator) -> list[Batch]:
-        indices = torch.randint(len(sentences), (draws,), generator=generator, device="cpu").numpy()
-        total = np.cumsum(sentences.lengths[indices])
-        items = [(sentences, int(i)) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]]
+        indices = torch.randint(len(sentences), (draws,), generator=generator, device="cpu").tolist()
+        total = np.cumsum([max(sentences.sizes(i)) for i in indices])
+        items = [(sentences, i) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]]
         return [assemble(part) for part in _cut(items, min(len(items), parts))]
 
     return draw
@@ -212,7 +233,7 @@ class Stream:
         step = self._steps[self._taken]
         self._taken += 1
         sentences = sum(len(items) for items in step)
-        tokens = sum(int(s.target_lengths[i]) for items in step for s, i in items)
+        tokens = sum(s.sizes(i)[1] for items in step for s, i in items)
         return [assemble(items) for items in self._shares(step)[self._rank :: self._world_size]], sentences, tokens
 
     def _shares(self, step: list[list[Item]]) -> list[list[Item]]:
@@ -311,7 +332,7 @@ class _Shelf:
 
     def __init__(self, sentences: Sentences, tokens: float, seed: int) -> None:
         self._sentences, self._tokens, self._seed = sentences, tokens, seed
-        self._count = max(1, min(self._AHEAD, int(sentences.lengths.sum() / tokens)))
+        self._count = max(1, min(self._AHEAD, int(sentences.all_tokens / tokens)))
         self._order = Order(seed, sentences.name, len(sentences))
         self._before = self._drawn = 0  # sentences, before these batches and with them
         self._batches: list[list[Item]] = []
@@ -349,7 +370,7 @@ def _drawn(items: Iterable[Item], tokens: float, least: int) -> list[Item]:
     total = 0
     for sentences, i in items:
         taken.append((sentences, i))
-        total += int(sentences.lengths[i])
+        total += max(sentences.sizes(i))
         if total >= tokens and len(taken) >= least:
             break
     return taken
@@ -361,8 +382,7 @@ def _shuffled(batches: list[list[Item]], seed: int, position: int) -> list[list[
 
 def _cut(items: list[Item], count: int) -> list[list[Item]]:
     """Sorted by length and cut into exactly `count` batches, of as few padded tokens each as that allows."""
-    sources = np.array([s.source_lengths[i] for s, i in items])
-    targets = np.array([s.target_lengths[i] for s, i in items])
+    sources, targets = np.array([s.sizes(i) for s, i in items], np.int32).T
     longer = np.maximum(sources, targets)
     order = np.lexsort((sources + targets, longer))  # by the longer side: half the padding of sorting by one of them
     lengths = longer[order]

@@ -90,9 +90,11 @@ class Data(Section):
                     raise ValueError(
                         f"{other!r} and {name!r} differ only in case, which not all file systems tell apart"
                     )
-        for i, name in enumerate(self.names):
-            if name in self.names[:i]:
+        seen: set[str] = set()
+        for name in self.names:
+            if name in seen:
                 raise ValueError(f"the language pair {name!r} is there twice")
+            seen.add(name)
         for pair in self.pairs:
             if pair.source == pair.target:
                 raise ValueError(f"{pair.name!r} translates a language into itself")

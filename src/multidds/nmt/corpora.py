@@ -6,8 +6,10 @@ Yields (line number, source, target) and refuses what is not aligned or not UTF-
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from io import BufferedReader, TextIOWrapper
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,35 +34,71 @@ def files_of(data: Data, pair: Pair, split: str) -> list[Path]:
     return [_filled(data, split, template, pair, "")]
 
 
+Bytes = BufferedReader | gzip.GzipFile
+Place = tuple[int, int]  # a line, counted from 0, and the byte of its file where it begins
+_BEGINNING: Place = (0, 0)
+
+
 def read_pairs(
-    data: Data, pair: Pair, split: str, start: int = 0, stop: int | None = None
+    data: Data, pair: Pair, split: str, start: int = 0, stop: int | None = None, places: Sequence[Place] = ()
 ) -> Iterator[tuple[int, str, str]]:
     """(line number, source, target), from 1; the sides as they are in the file, without the line end.
 
-    With `start` and `stop` only those of the lines start + 1 to stop of the files.
+    With `start` and `stop` only those of the lines start + 1 to stop of the files. `places`: a line at or before them
+    in each of the files, so that nothing before it has to be read.
     """
     files = files_of(data, pair, split)
+    places = places or [_BEGINNING] * len(files)
     if data.format == "text":
-        return _aligned(files[0], files[1], start, stop)
+        return _aligned_pairs(files, start, stop, places)
     if data.format == "jsonl":
         source, target = (str(data.columns.get(lang, lang)) for lang in (pair.source, pair.target))
-        return _jsonl(files[0], source, target, start, stop)
-    return _table(data, files[0], pair, start, stop)
+        return _jsonl(files[0], source, target, start, stop, places[0])
+    return _table(data, files[0], pair, start, stop, places[0])
 
 
-def lines_of(path: Path, start: int = 0, stop: int | None = None) -> Iterator[str]:
+def read_columns(
+    data: Data, pair: Pair, split: str, start: int = 0, stop: int | None = None, places: Sequence[Place] = ()
+) -> Iterator[tuple[list[str], list[str]]]:
+    """(sources, targets), many at a time: what `read_pairs` reads, stripped."""
+    if data.format == "text":
+        files = files_of(data, pair, split)
+        for _, a, b in _aligned(files, start, stop, places or [_BEGINNING] * len(files)):
+            yield list(map(str.strip, a)), list(map(str.strip, b))
+        return
+    rows = read_pairs(data, pair, split, start, stop, places)
+    while block := list(islice(rows, _BLOCK)):
+        yield [source.strip() for _, source, _ in block], [target.strip() for _, _, target in block]
+
+
+def lines_of(path: Path, start: int = 0, stop: int | None = None, place: Place = _BEGINNING) -> Iterator[str]:
     """The lines of a UTF-8 file, split at newlines only, so that line i of two files stay together."""
-    return chain.from_iterable(_blocks(path, start, stop))
+    return map(_without_end, chain.from_iterable(_blocks(path, start, stop, place)))
 
 
-def _blocks(path: Path, start: int, stop: int | None) -> Iterator[list[str]]:
-    """Lines, many at a time: decoding them one by one is slow beside their encoding."""
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def _blocks(path: Path, start: int, stop: int | None, place: Place) -> Iterator[list[str]]:
+    """Lines with their ends, many at a time: one by one is slow beside their encoding."""
+    number = start
     try:
-        with _opened(path) as file:
-            lines, number = islice(file, start, stop), start
-            while block := list(islice(lines, _BLOCK)):
-                yield _decoded(path, block, number)
-                number += len(block)
+        try:
+            with opened(path) as file:
+                _go_to(file, start, place)
+                text = TextIOWrapper(file, encoding="utf-8" if start else "utf-8-sig", newline="\n")
+                lines = islice(text, None if stop is None else max(0, stop - start))
+                while block := list(islice(lines, _BLOCK)):
+                    yield block
+                    number += len(block)
+        except UnicodeDecodeError:  # here, or not far behind the last of these lines
+            with opened(path) as file:
+                _go_to(file, number, place)
+                rest = islice(file, None if stop is None else stop - number)
+                while raw := list(islice(rest, _BLOCK)):
+                    yield _decoded(path, raw, number)
+                    number += len(raw)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}).") from None
     except FileNotFoundError:
@@ -69,31 +107,34 @@ def _blocks(path: Path, start: int, stop: int | None) -> Iterator[list[str]]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
+def _go_to(file: Bytes, start: int, place: Place) -> None:
+    """To the beginning of a line, from a place at or before it."""
+    line, byte = place
+    file.seek(byte)
+    skipped = start - line
+    next(islice(file, skipped, skipped), None)
+
+
 def _decoded(path: Path, lines: list[bytes], before: int) -> list[str]:
-    text = b"".join(lines)
-    try:
-        return _split(text.decode("utf-8-sig" if before == 0 else "utf-8"))
-    except UnicodeDecodeError as error:
-        number = text.count(b"\n", 0, error.start)
-        start = error.start - sum(map(len, lines[:number]))
-        raise UserError(f"{path}:{before + number + 1}: not valid UTF-8 (byte {start + 1}: {error.reason}).") from None
-
-
-def _split(text: str) -> list[str]:
-    return text.removesuffix("\n").replace("\r\n", "\n").removesuffix("\r").split("\n")
+    """Each by itself: slower, but it is known which one is not text."""
+    texts = []
+    for number, line in enumerate(lines, start=before + 1):
+        try:
+            texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}:{number}: not valid UTF-8 (byte {error.start + 1}: {error.reason}).") from None
+    return texts
 
 
 def count_lines(path: Path) -> int:
     """The lines of a file, plain or compressed."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return sum(1 for _ in file)
 
 
 def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Path:
     """{source}, {target}, {pair}, {lang} as they say; {many} is the side that is not the language all pairs share."""
-    shared = set.intersection(*({p.source, p.target} for p in data.pairs))
-    shared_one = data.pairs[0].target if len(shared) != 1 else shared.pop()
-    many = pair.target if pair.source == shared_one else pair.source
+    many = pair.target if pair.source == _shared(data.pairs) else pair.source
     values = {"source": pair.source, "target": pair.target, "pair": pair.name, "lang": lang, "many": many}
     try:
         return Path(template.format_map(values))
@@ -102,29 +143,55 @@ def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Pat
         raise UserError(f"[data] {split}: {template!r} may hold {known}, and nothing else in braces.") from None
 
 
+@lru_cache(maxsize=1)
+def _shared(pairs: tuple[Pair, ...]) -> str:
+    """The language that all pairs have on a side; where there is not one, the first target."""
+    shared = set.intersection(*({pair.source, pair.target} for pair in pairs))
+    return pairs[0].target if len(shared) != 1 else shared.pop()
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[Iterable[bytes]]:
+def opened(path: Path) -> Iterator[Bytes]:
+    """The bytes of a file, unpacked if it is compressed."""
     with path.open("rb") as file:
-        if file.peek(2)[:2] != b"\x1f\x8b":
+        if not is_compressed(file):
             yield file
         else:
             with gzip.GzipFile(fileobj=file) as unpacked:
                 yield unpacked
 
 
-def _aligned(source: Path, target: Path, start: int, stop: int | None) -> Iterator[tuple[int, str, str]]:
+def is_compressed(file: BufferedReader) -> bool:
+    return file.peek(2)[:2] == b"\x1f\x8b"
+
+
+def _aligned(
+    files: Sequence[Path], start: int, stop: int | None, places: Sequence[Place]
+) -> Iterator[tuple[int, list[str], list[str]]]:
+    """(number of the first line, lines of the one file, lines of the other), with their ends."""
     number = start + 1
     nothing: list[str] = []
-    for a, b in zip_longest(_blocks(source, start, stop), _blocks(target, start, stop), fillvalue=nothing):
-        yield from zip(count(number), a, b, strict=False)
+    blocks = [_blocks(path, start, stop, place) for path, place in zip(files, places, strict=True)]
+    for a, b in zip_longest(*blocks, fillvalue=nothing):
+        both = min(len(a), len(b))
+        yield number, a[:both], b[:both]
         if len(a) != len(b):
-            short, long = (source, target) if len(a) < len(b) else (target, source)
+            short, long = files if len(a) < len(b) else reversed(files)
             raise UserError(f"{short}: has {count_lines(short)} lines, but {long} has more: they are not aligned.")
-        number += len(a)
+        number += both
 
 
-def _jsonl(path: Path, source: str, target: str, start: int, stop: int | None) -> Iterator[tuple[int, str, str]]:
-    for number, line in enumerate(lines_of(path, start, stop), start=start + 1):
+def _aligned_pairs(
+    files: Sequence[Path], start: int, stop: int | None, places: Sequence[Place]
+) -> Iterator[tuple[int, str, str]]:
+    for number, a, b in _aligned(files, start, stop, places):
+        yield from zip(count(number), map(_without_end, a), map(_without_end, b), strict=False)
+
+
+def _jsonl(
+    path: Path, source: str, target: str, start: int, stop: int | None, place: Place
+) -> Iterator[tuple[int, str, str]]:
+    for number, line in enumerate(lines_of(path, start, stop, place), start=start + 1):
         if not line.strip():
             continue
         try:
@@ -149,7 +216,9 @@ def _reached(record: Any, dotted: str) -> Any:
     return record
 
 
-def _table(data: Data, path: Path, pair: Pair, start: int, stop: int | None) -> Iterator[tuple[int, str, str]]:
+def _table(
+    data: Data, path: Path, pair: Pair, start: int, stop: int | None, place: Place
+) -> Iterator[tuple[int, str, str]]:
     """Tab-separated columns, never quoted. In the TED release rows without one of the two languages are left out."""
     header: list[str] = []
     if data.header or data.format == "ted":
@@ -159,7 +228,7 @@ def _table(data: Data, path: Path, pair: Pair, start: int, stop: int | None) -> 
         _column(path, header, data.columns.get(lang, lang if header else default), lang)
         for default, lang in enumerate((pair.source, pair.target))
     ]
-    for number, line in enumerate(lines_of(path, start, stop), start=start + 1):
+    for number, line in enumerate(lines_of(path, start, stop, place), start=start + 1):
         cells = line.split("\t")
         if header and len(cells) != len(header):
             raise UserError(f"{path}:{number}: has {len(cells)} columns, but the header has {len(header)}.")

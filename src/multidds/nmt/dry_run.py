@@ -28,7 +28,7 @@ def describe(config: Config, console: Console) -> None:
         model = make_model(config, prepared.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
     planned = planned_sentences(config, data)
-    mean = sum(float(sentences.lengths.sum()) for sentences in data.values()) / sum(sizes.values())
+    mean = sum(float(sentences.all_tokens) for sentences in data.values()) / sum(sizes.values())
     console.print_json(json.dumps(json.loads(config.model_dump_json())))
     console.print(f"{config.data.direction}, {parameters:,} parameters, {sum(sizes.values()):,} training pairs")
     console.print(

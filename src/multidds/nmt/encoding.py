@@ -1,13 +1,14 @@
-"""Lines of text to memory-mapped token arrays, in parts that processes share. prepare.py starts them.
+"""Lines of text to the token numbers of a shard. prepare.py says which lines, and starts the processes that do it.
 
-Training and dev sets are filtered and become arrays; test sets stay text. Does not import torch.
+Training and dev sets are filtered and become tokens; test sets stay text. Does not import torch.
 """
 
-import shutil
+import struct
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain, islice
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ import numpy as np
 import sentencepiece
 
 from .config import Config, Data, Pair
-from .corpora import count_lines, files_of, read_pairs
+from .corpora import files_of, read_columns, read_pairs
 from .errors import UserError
 from .names import file_name
-from .vocabulary import UNKNOWN, load_model, load_vocabulary, model_of, pieces_of, tag_of
+from .sealed import sha256
+from .sharding import Shard, Span
+from .shards import Numbers, ShardWriter, token_type
+from .vocabulary import UNKNOWN, load_model, load_vocabulary, model_digests, model_of, pieces_of, tag_of
 
-CHUNK = 1000  # lines encoded at once
-SMALLEST_PART = 500_000  # bytes
-
-Numbers = np.ndarray[Any, np.dtype[Any]]
+_MODELS = 16  # of sentencepiece that a process keeps: those of a few languages, not of ten thousand
 
 
 @dataclass
@@ -35,11 +36,15 @@ class Encoder:
 
     @classmethod
     def load(cls, config: Config, folder: Path, language: str, side: str) -> "Encoder":
+        """Of the models and the vocabulary in a folder."""
         model = load_model(folder, model_of(config, language))
-        index = {token: i for i, token in enumerate(load_vocabulary(folder)[side])}
+        return cls.of(config, model, _numbered(load_vocabulary(folder)[side]))
+
+    @classmethod
+    def of(cls, config: Config, model: sentencepiece.SentencePieceProcessor, tokens: Mapping[str, int]) -> "Encoder":
         tags = {tag_of(target) for target in config.data.targets}  # a piece that looks like a tag is not one
-        pieces = pieces_of(model)
-        return cls(model, np.array([UNKNOWN if p in tags else index[p] for p in pieces], dtype=np.int32))
+        numbers = [UNKNOWN if piece in tags else tokens[piece] for piece in pieces_of(model)]
+        return cls(model, np.array(numbers, dtype=token_type(len(tokens))))
 
     def encode(self, texts: list[str]) -> list[Numbers]:
         tokens, lengths = self.encode_flat([text.strip() for text in texts])
@@ -50,97 +55,81 @@ class Encoder:
         # One thread: the other cores have processes of their own.
         ids = self.model.encode(texts, out_type=int, num_threads=1)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        return self.numbers[np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum()))], lengths
+        # The fastest way from lists of numbers to one array.
+        flat = struct.pack(f"={int(lengths.sum())}I", *chain.from_iterable(ids))
+        return self.numbers[np.frombuffer(flat, np.uint32)], lengths
 
 
-@dataclass(frozen=True)
-class Part:
-    """Lines start + 1 to stop of one split of a language pair."""
+class ShardEncoder:
+    """Encodes for one config and one folder. A process has one: models and vocabularies are read once, not per shard.
 
-    pair: Pair
-    split: str
-    start: int = 0
-    stop: int | None = None
+    It keeps the models of a few languages; a shard takes its language pairs one after another.
+    """
 
-    def stem(self, folder: Path) -> str:
-        return str(folder / f"{file_name(self.pair.name)}.{self.split}") + (f".from-{self.start}" if self.start else "")
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._config, self._folder = config, folder
+        self._tokens = {side: _numbered(tokens) for side, tokens in load_vocabulary(folder).items()}
+        self._digests = model_digests(folder)
+        self._tags = int(len(config.data.targets) > 1)
+        self._encoder = lru_cache(maxsize=_MODELS)(self._load)
 
+    def encode(self, shard: Shard) -> dict[str, Any]:
+        """Lines of language pairs to a shard; returns its digest, and what was counted in it and in every span."""
+        types = [token_type(len(self._tokens[side])) for side in ("source", "target")]
+        with ShardWriter(self._folder / shard.file, types) as writer:
+            spans = [self._encode_span(span, shard.split, writer) for span in shard.spans]
+        return {"files": {shard.file: writer.digest}, "tokens": writer.tokens, "spans": spans}
 
-def parts_of(config: Config, splits: list[str], workers: int) -> list[Part]:
-    """Long training files in several, so that no process waits for the one with the longest; the large ones first."""
-    whole = [Part(pair, split) for pair in config.data.pairs for split in splits if split != "train"]
-    files = {pair: files_of(config.data, pair, "train") for pair in config.data.pairs}
-    sizes = {pair: sum(path.stat().st_size for path in paths) for pair, paths in files.items()}
-    smallest = max(SMALLEST_PART, sum(sizes.values()) // (4 * workers))
-    parts: list[tuple[float, Part]] = []
-    for pair, size in sizes.items():
-        count = max(1, round(size / smallest)) if workers > 1 else 1
-        lines = max(map(count_lines, files[pair])) if count > 1 else 0
-        bounds = [lines * i // count for i in range(count)]
-        ends = [*bounds[1:], None]
-        parts += [(size / count, Part(pair, "train", *both)) for both in zip(bounds, ends, strict=True)]
-    return [part for _, part in sorted(parts, key=lambda item: -item[0])] + whole
-
-
-def encode_part(config: Config, part: Part, folder: Path) -> dict[str, Any]:
-    """Lines of a language pair to arrays (train, dev), or as they are (test); returns what was counted."""
-    pair = part.pair
-    if part.split == "test":
-        return _keep_text(config, pair, folder)
-    encoders = [_encoder(config, folder, lang, side) for lang, side in _sides(pair)]
-    dtypes = [token_type(len(_vocabulary(folder)[side])) for _, side in _sides(pair)]
-    lengths: tuple[list[Numbers], list[Numbers]] = ([], [])
-    dropped: Counter[str] = Counter()
-    stem = part.stem(folder)
-    with open(f"{stem}.source.bin", "wb") as source_file, open(f"{stem}.target.bin", "wb") as target_file:
-        rows = read_pairs(config.data, pair, part.split, part.start, part.stop)
-        while chunk := list(islice(rows, CHUNK)):
-            texts = [[source.strip() for _, source, _ in chunk], [target.strip() for _, _, target in chunk]]
-            if not (all(texts[0]) and all(texts[1])):
-                good = [both for both in zip(*texts, strict=True) if all(both)]
-                dropped["empty side"] += len(chunk) - len(good)
-                texts = [[source for source, _ in good], [target for _, target in good]]
+    def _encode_span(self, span: Span, split: str, writer: ShardWriter) -> dict[str, Any]:
+        pair, data = span.pair, self._config.data
+        encoders = [self._encoder(pair.source, "source"), self._encoder(pair.target, "target")]
+        counts: Counter[str] = Counter()
+        dropped: Counter[str] = Counter()
+        longest = np.zeros(2, np.int64)
+        for columns in read_columns(data, pair, split, span.start, span.stop, span.places):
+            texts = _without_empty(columns, dropped)
             sides = [encoder.encode_flat(column) for encoder, column in zip(encoders, texts, strict=True)]
-            kept = _kept(config.data, sides[0][1], sides[1][1], dropped)
-            for file, (tokens, sizes), dtype, column in zip(
-                (source_file, target_file), sides, dtypes, lengths, strict=True
-            ):
-                file.write((tokens if kept.all() else tokens[np.repeat(kept, sizes)]).astype(dtype).tobytes())
-                column.append(sizes[kept])
-    for (_, side), columns in zip(_sides(pair), lengths, strict=True):
-        np.save(f"{stem}.{side}.lengths.npy", np.concatenate([*columns, np.zeros(0, dtype=np.int64)]))
-    return {"dropped": dict(dropped)}
+            lengths = np.stack([sizes for _, sizes in sides], axis=1)  # [pairs, 2]
+            kept = _kept(data, lengths, dropped)
+            tokens = [side for side, _ in sides]
+            if not kept.all():
+                tokens = [side[np.repeat(kept, sizes)] for side, sizes in sides]
+                lengths = lengths[kept]
+            writer.add(tokens[0], tokens[1], lengths)
+            longer = int(np.maximum(lengths[:, 0] + self._tags, lengths[:, 1]).sum())
+            both = {"source tokens": len(tokens[0]), "target tokens": len(tokens[1])}
+            counts.update({"pairs": len(lengths), **both, "longer": longer})
+            longest = np.maximum(longest, lengths.max(axis=0, initial=0))
+        return {**counts, "dropped": dict(+dropped), "longest": longest.tolist()}
+
+    def _load(self, language: str, side: str) -> Encoder:
+        model = load_model(self._folder, model_of(self._config, language), self._digests)
+        return Encoder.of(self._config, model, self._tokens[side])
 
 
-def joined(pair: Pair, split: str, counted: dict[Part, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """The parts of a split put together in their order."""
-    parts = sorted((part for part in counted if (part.pair, part.split) == (pair, split)), key=lambda part: part.start)
-    if split == "test":
-        return counted[parts[0]]
-    lengths = []
-    stems = [part.stem(folder) for part in parts]
-    for _, side in _sides(pair):
-        columns = [Path(f"{stem}.{side}.lengths.npy") for stem in stems]
-        lengths.append(np.concatenate([np.load(path, allow_pickle=False) for path in columns]))
-        np.save(f"{stems[0]}.{side}.offsets.npy", np.concatenate([[0], np.cumsum(lengths[-1])]).astype(np.int64))
-        with open(f"{stems[0]}.{side}.bin", "ab") as whole:
-            for stem in stems[1:]:
-                with open(f"{stem}.{side}.bin", "rb") as piece:
-                    shutil.copyfileobj(piece, whole, 1 << 20)
-                Path(f"{stem}.{side}.bin").unlink()
-        for path in columns:
-            path.unlink()
-    return {
-        "pairs": len(lengths[0]),
-        "dropped": dict(sum((Counter(counted[part]["dropped"]) for part in parts), Counter())),
-        "source tokens": int(lengths[0].sum()),
-        "target tokens": int(lengths[1].sum()),
-        "longest": [int(column.max(initial=0)) for column in lengths],
-    }
+def counted(spans: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was counted in all spans of a split of a language pair: pairs and tokens, what was dropped and why.
+
+    "longer" are the tokens of the longer side of every pair, a tag for the target language included.
+    """
+    keys = ("pairs", "source tokens", "target tokens", "longer")
+    total: dict[str, Any] = {"pairs": 0, "dropped": Counter[str](), **dict.fromkeys(keys[1:], 0), "longest": [0, 0]}
+    for span in spans:
+        for key in keys:
+            total[key] += span.get(key, 0)
+        total["dropped"].update(span["dropped"])
+        total["longest"] = [max(both) for both in zip(total["longest"], span["longest"], strict=True)]
+    return {**total, "dropped": dict(total["dropped"])}
 
 
-def _keep_text(config: Config, pair: Pair, folder: Path) -> dict[str, Any]:
+def keep_texts(config: Config, pairs: Sequence[Pair], folder: Path) -> dict[str, Any]:
     """Test sets are scored against the raw references, so nothing is dropped and nothing is changed."""
+    found = [_keep_text(config, pair, folder) for pair in pairs]
+    files = [f"{file_name(pair.name)}.test.{side}.txt" for pair in pairs for side in ("source", "target")]
+    return {"files": {name: sha256(folder / name) for name in files}, "pairs": found}
+
+
+def _keep_text(config: Config, pair: Pair, folder: Path) -> int:
     count = 0
     stem = folder / f"{file_name(pair.name)}.test"
     with (
@@ -153,38 +142,25 @@ def _keep_text(config: Config, pair: Pair, folder: Path) -> dict[str, Any]:
             count += 1
     if count == 0:
         raise UserError(f"{files_of(config.data, pair, 'test')[0]}: the test set of {pair.name!r} is empty.")
-    return {"pairs": count, "dropped": {}}
+    return count
 
 
-def _sides(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (pair.source, "source"), (pair.target, "target")
+def _numbered(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}
 
 
-@cache
-def _vocabulary(folder: Path) -> dict[str, list[str]]:
-    """Of the folder that a worker process encodes for: read once, not for every part."""
-    return load_vocabulary(folder)
+def _without_empty(columns: Sequence[list[str]], dropped: Counter[str]) -> Sequence[list[str]]:
+    if all(columns[0]) and all(columns[1]):
+        return columns
+    good = [both for both in zip(*columns, strict=True) if all(both)]
+    dropped["empty side"] += len(columns[0]) - len(good)
+    return [source for source, _ in good], [target for _, target in good]
 
 
-_encoders: dict[tuple[str, str], Encoder] = {}  # of a worker process, which serves one config
-
-
-def _encoder(config: Config, folder: Path, language: str, side: str) -> Encoder:
-    key = model_of(config, language), side
-    if key not in _encoders:
-        _encoders[key] = Encoder.load(config, folder, language, side)
-    return _encoders[key]
-
-
-def token_type(tokens: int) -> str:
-    """Of the arrays of a side that has so many tokens."""
-    return "uint16" if tokens <= 2**16 else "uint32"
-
-
-def _kept(data: Data, source: Numbers, target: Numbers, dropped: Counter[str]) -> Numbers:
+def _kept(data: Data, lengths: Numbers, dropped: Counter[str]) -> Numbers:
     """Which of the pairs with these lengths are good; the others are counted under the first reason that fits."""
-    shorter, longer = np.minimum(source, target), np.maximum(source, target)
-    kept = np.ones(len(source), dtype=bool)
+    shorter, longer = lengths.min(axis=1), lengths.max(axis=1)
+    kept = np.ones(len(lengths), dtype=bool)
     reasons = {"empty side": shorter == 0, "too long": longer > data.max_length}
     if data.max_ratio:
         reasons["length ratio"] = longer > data.max_ratio * shorter

@@ -1,7 +1,7 @@
 """Files and folders that are written whole or not at all, and stay so if the machine stops a moment later.
 
 What is being written stands beside its place as NAME.partial. A reader finds the old content or the new; after an
-error, a full disk included, nothing is left of the new. A lock keeps a second writer out.
+error, a full disk included, nothing is left of the new, but where the work can go on. A lock keeps a second writer out.
 """
 
 import contextlib
@@ -38,18 +38,54 @@ def whole_file(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder to fill, which takes the place of `path` and of all that was in it when the block ends."""
-    partial, old = (path.with_name(path.name + ending) for ending in (PARTIAL, ".old"))
+    partial = path.with_name(path.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     make_folder(path.parent)
     try:
         partial.mkdir()
         yield partial
+        _replace(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def resumed_folder(path: Path, purpose: str) -> Iterator[Path]:
+    """Yields a folder beside `path`, whose folder "data" takes the place of `path` when the block ends.
+
+    What a block that was interrupted has left for the same purpose is there again; who goes on says what of it can be
+    trusted. A UserError leaves nothing: something else has to be changed first.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    stamp = partial / "purpose"
+    try:
+        same = stamp.read_text(encoding="utf-8") == purpose
+    except (OSError, UnicodeDecodeError):
+        same = False
+    if not same:
+        shutil.rmtree(partial, ignore_errors=True)
+        make_folder(path.parent)
+        partial.mkdir()
+        write_whole(stamp, purpose)
+    try:
+        yield partial
+    except UserError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _replace(partial / "data", path)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace(partial: Path, path: Path) -> None:
+    """A folder takes the place of another, which is there until then."""
+    old = path.with_name(path.name + ".old")
+    try:
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         move_into_place(partial, path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
         if old.exists() and not path.exists():
             old.rename(path)
         raise

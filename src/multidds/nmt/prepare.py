@@ -1,24 +1,17 @@
-"""From text to a prepared folder: sentencepiece models, vocabularies, arrays, and a manifest of all of it.
+"""From text to a prepared folder: sentencepiece models, vocabularies, shards of tokens, and a manifest of all of it.
 
-Everything is written to a folder beside the final one, which it replaces when it is whole: an interrupted call
-leaves nothing half-written. The manifest has a digest of every file, which is checked when the file is first read.
-encoding.py makes the arrays. Does not import torch.
+Everything is made beside the final folder, which it replaces when it is whole: nobody takes an interrupted call for a
+finished one. The next call goes on behind what is finished, task by task (tasks.py). The manifest has a digest of every
+file, which is checked when the file is first read. encoding.py makes the shards. Does not import torch.
 """
 
-import contextlib
-import gc
-import io
+import hashlib
 import json
-import multiprocessing
 import os
-import random
-import re
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from hashlib import sha256 as hashed
-from itertools import chain
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +19,43 @@ import numpy as np
 import sentencepiece
 
 from .catalogues.folder import check_made
-from .config import Config, Data
-from .corpora import files_of, read_pairs
-from .encoding import Part, encode_part, joined, parts_of, token_type
+from .config import Config
+from .corpora import files_of
+from .encoding import ShardEncoder, counted, keep_texts
 from .errors import DamagedError, UserError
-from .files import LOCK, locked, whole_folder
+from .files import LOCK, PARTIAL, locked, resumed_folder
+from .inputs import Input, scan
 from .names import file_name
+from .pieces import train_model, write_vocabularies
 from .sealed import check_digest, read_sealed, sealed, sha256
-from .vocabulary import (
-    SPECIALS,
-    load_model,
-    load_vocabulary,
-    model_file,
-    model_of,
-    models_of,
-    pieces_of,
-    tag_of,
-    write_vocabulary,
-)
+from .sharding import Shard, Span, cut, lines_per_shard
+from .shards import ShardFiles, Stored, stored_pairs, token_type
+from .tasks import DeadWorkerError, Facts, Task, Workplace, finish, pool_of, start_worker
+from .vocabulary import FILE as VOCABULARY
+from .vocabulary import load_vocabulary, models_of, tag_of
 
-LAYOUT = 3  # of the prepared folder; grows when it changes
+LAYOUT = 4  # of the prepared folder; grows when it changes
 
 
 _FIRST_SEALED = 3
 MANIFEST = "manifest.json"
 _AGAIN = "run 'multidds prepare' again."
 _AWAY = "move the folder away, or choose another [data] folder, and run 'multidds prepare' again."
+_TEXTS = 64  # test sets in one task
+_SIDES = ("source", "target")
+
+Say = Callable[[str, int, int], None]  # what is done, how many of how many tasks
 
 
 def prepare(
     config: Config,
     processes: int = 0,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Say | None = None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> bool:
     """Prepare the data of a config. Returns False where everything was there already and nothing had changed.
 
-    What is damaged is made again; `notice` is told.
+    What is damaged is made again; `notice` is told. What an interrupted call has finished is not.
     """
     folder = config.data.folder.resolve()  # a link stays a link
     if folder == Path.cwd():
@@ -71,17 +64,26 @@ def prepare(
         )
     say = progress or (lambda what, done, total: None)
     say("reading", 0, 1)
-    fingerprint, inputs = _fingerprint(config)
-    if _is_there(folder, fingerprint, notice):
+    inputs = _inputs(config)
+    fingerprint = _fingerprint(config, inputs)
+    leftovers = folder.with_name(folder.name + PARTIAL)
+    if _is_there(folder, fingerprint, notice) and not leftovers.exists():
         return False
     with locked(folder.with_name(folder.name + LOCK), f"{folder}: is being prepared by another process."):
         if _is_there(folder, fingerprint, lambda text: None):  # made while we looked
+            shutil.rmtree(leftovers, ignore_errors=True)
             return False
-        with whole_folder(folder) as partial:
-            manifest = _build(config, partial, processes, say)
-            manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config), "inputs": inputs}
-            manifest["files"] = {path.name: sha256(path) for path in sorted(partial.iterdir())}
-            (partial / MANIFEST).write_bytes(sealed(manifest))
+        shards = _shards_of(config, inputs)
+        try:
+            with resumed_folder(folder, f"{fingerprint} {len(shards)}") as beside:
+                place = Workplace(beside)
+                manifest = _build(config, shards, place, processes, say)
+                digests = {path: found.digest for path, found in inputs.items()}
+                manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config)}
+                place.leave(manifest["files"])
+                (place.data / MANIFEST).write_bytes(sealed(manifest | {"inputs": digests}))
+        except DeadWorkerError:
+            raise UserError("a worker process died, perhaps for want of memory; try --processes 1.") from None
     return True
 
 
@@ -124,15 +126,29 @@ def _older(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _fingerprint(config: Config) -> tuple[str, dict[str, str]]:
+def _inputs(config: Config) -> dict[str, Input]:
+    """Every file that is read, by its path."""
+    paths = {
+        str(path)
+        for split in _splits(config)
+        for pair in config.data.pairs
+        for path in files_of(config.data, pair, split)
+    }
+    inputs = {path: scan(Path(path)) for path in sorted(paths)}
+    for path, found in inputs.items():
+        check_made(Path(path), found.digest)
+    return inputs
+
+
+def _splits(config: Config) -> list[str]:
+    return ["train", "dev"] + (["test"] if config.data.test else [])
+
+
+def _fingerprint(config: Config, inputs: Mapping[str, Input]) -> str:
     """What the result depends on: the settings, the content of every input file, and the versions that made it."""
-    splits = ["train", "dev"] + (["test"] if config.data.test else [])
-    paths = {str(path) for pair in config.data.pairs for split in splits for path in files_of(config.data, pair, split)}
-    inputs = {path: sha256(Path(path)) for path in sorted(paths)}
-    for path, digest in inputs.items():
-        check_made(Path(path), digest)
-    parts = [LAYOUT, sentencepiece.__version__, _settings(config), inputs]
-    return hashed(json.dumps(parts, sort_keys=True).encode()).hexdigest(), inputs
+    digests = {path: found.digest for path, found in inputs.items()}
+    parts = [LAYOUT, sentencepiece.__version__, _settings(config), digests]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -160,148 +176,97 @@ def _checked_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if manifest["files"] else None
 
 
-def _build(config: Config, folder: Path, processes: int, say: Callable[[str, int, int], None]) -> dict[str, Any]:
-    workers = processes or os.cpu_count() or 1
-    names = models_of(config)
-    splits = ["train", "dev"] + (["test"] if config.data.test else [])
-    parts = parts_of(config, splits, workers)
-    total, done = len(names) + len(parts), 0
-    # "spawn" starts clean processes: no locks of a progress bar are inherited.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker) as pool, _cancelling(pool):
-        training = {pool.submit(_train_model, config, name, folder): name for name in names}
-        for future in _finished(training):
-            future.result()
-            done += 1
-            say(f"sentencepiece {training[future]}", done, total)
-        vocabularies = _vocabularies(config, folder)
-        encoding = {pool.submit(encode_part, config, part, folder): part for part in parts}
-        counted: dict[Part, dict[str, Any]] = {}
-        for future in _finished(encoding):
-            part = encoding[future]
-            counted[part] = future.result()
-            done += 1
-            say(f"{part.pair.name} {part.split}", done, total)
-    counts = {
-        pair.name: {split: joined(pair, split, counted, folder) for split in splits} for pair in config.data.pairs
+def _shards_of(config: Config, inputs: Mapping[str, Input]) -> list[Shard]:
+    """Of the training and the dev sets, in their order."""
+    shards = []
+    for split in ("train", "dev"):
+        files = [[inputs[str(path)] for path in files_of(config.data, pair, split)] for pair in config.data.pairs]
+        lines = [max(file.lines for file in both) for both in files]
+        for number, spans in enumerate(cut(lines, lines_per_shard(sum(lines)))):
+            placed = (
+                Span(config.data.pairs[i], start, stop, tuple(file.place(start) for file in files[i]))
+                for i, start, stop in spans
+            )
+            shards.append(Shard(split, number, tuple(placed)))
+    return shards
+
+
+def _build(config: Config, shards: list[Shard], place: Workplace, processes: int, say: Say) -> Facts:
+    """Everything but the manifest, whose contents it returns."""
+    names, tested = models_of(config), config.data.pairs if config.data.test else ()
+    texts = [tested[i : i + _TEXTS] for i in range(0, len(tested), _TEXTS)]
+    first: dict[str, Task] = {f"sentencepiece {file_name(name)}": partial(_do, train_model, name) for name in names}
+    first |= {f"test-{i:05}": partial(_do, keep_texts, some) for i, some in enumerate(texts)}
+    then: dict[str, Task] = {shard.name: partial(_do, _encode, shard) for shard in shards}
+    number, total = count(1), len(first) + len(then)
+    with pool_of(processes or os.cpu_count() or 1, partial(_start, config)) as pool:
+        facts = finish(pool, place, first, lambda name: say(name, next(number), total))
+        sizes = write_vocabularies(config, place.data)
+        facts |= finish(pool, place, then, lambda name: say(name, next(number), total))
+    files = {name: digest for found in facts.values() for name, digest in found["files"].items()}
+    files[VOCABULARY] = sha256(place.data / VOCABULARY)
+    tests = [pairs for name in first if name.startswith("test-") for pairs in facts[name]["pairs"]]
+    return {
+        "direction": config.data.direction,
+        "pairs": _counts(config, shards, facts, tests),
+        "vocabulary": sizes,
+        "shards": _listed(config, shards, facts),
+        "files": dict(sorted(files.items())),
     }
-    for pair in config.data.pairs:
-        for split in ("train", "dev"):
-            if counts[pair.name][split]["pairs"] == 0:
+
+
+# What a process of the pool works for.
+_config: Config
+
+
+def _start(config: Config) -> None:
+    global _config
+    _config = config
+    start_worker()
+
+
+def _do(work: Callable[[Config, Any, Path], Facts], what: Any, folder: Path) -> Facts:
+    return work(_config, what, folder)
+
+
+def _encode(config: Config, shard: Shard, folder: Path) -> Facts:
+    return _encoder(folder).encode(shard)
+
+
+@lru_cache(maxsize=1)
+def _encoder(folder: Path) -> ShardEncoder:
+    return ShardEncoder(_config, folder)
+
+
+def _counts(config: Config, shards: list[Shard], facts: Mapping[str, Facts], tests: list[int]) -> dict[str, Any]:
+    """{language pair: {split: what was counted}}. A UserError where nothing is left."""
+    found: dict[tuple[str, str], list[Facts]] = {}
+    for shard in shards:
+        for span, there in zip(shard.spans, facts[shard.name]["spans"], strict=True):
+            found.setdefault((span.pair.name, shard.split), []).append(there)
+    counts: dict[str, Any] = {}
+    for i, pair in enumerate(config.data.pairs):
+        counts[pair.name] = {split: counted(found.get((pair.name, split), [])) for split in ("train", "dev")}
+        for split, of_split in counts[pair.name].items():
+            if of_split["pairs"] == 0:
                 path = files_of(config.data, pair, split)[0]
                 raise UserError(f"{path}: no usable sentence pair for the {split} set of {pair.name!r}.")
-    return {"direction": config.data.direction, "pairs": counts, "vocabulary": vocabularies}
+        if tests:
+            counts[pair.name]["test"] = {"pairs": tests[i], "dropped": {}}
+    return counts
 
 
-@contextlib.contextmanager
-def _cancelling(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """After an error or Ctrl-C start nothing more."""
-    try:
-        yield
-    except BrokenProcessPool:
-        raise UserError("a worker process died, perhaps for want of memory; try --processes 1.") from None
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-
-
-def _start_worker() -> None:
-    """Ctrl-C is for the parent, which then cancels. Encoding makes millions of lists, and no cycles to look for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()
-
-
-def _finished(futures: Iterable[Future[Any]]) -> Iterator[Future[Any]]:
-    return as_completed(list(futures))
-
-
-def _train_model(config: Config, name: str, folder: Path) -> None:
-    settings = config.vocabulary
-    joint = settings.kind == "joint"
-    sentences = _joint_sample(config) if joint else _sentences(config.data, name)
-    first = next(sentences, None)
-    if first is None:
-        files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
-        raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
-    model = io.BytesIO()  # sentencepiece itself would not notice a full disk
-    mistakes: list[UserError] = []  # in the text; sentencepiece would wrap them in its own words
-    sentencepiece.set_random_generator_seed(1)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_noting(chain([first], sentences), mistakes),
-            model_writer=model,
-            vocab_size=settings.size,
-            character_coverage=settings.coverage,
-            input_sentence_size=settings.sample,
-            shuffle_input_sentence=True,
-            num_threads=1,
-            minloglevel=2,
-        )
-    except (RuntimeError, ValueError) as error:
-        if mistakes:
-            raise mistakes[0] from None
-        what = "all languages" if joint else repr(name)
-        if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
-            raise UserError(
-                f"[vocabulary] size = {settings.size} is larger than the training text of {what} allows; "
-                f"at most {limit[1]} there."
-            ) from None
-        if "required_chars" in str(error) or "smaller than" in str(error):
-            raise UserError(
-                f"[vocabulary] size = {settings.size} is too small for the characters of {what}; "
-                "raise it or lower coverage."
-            ) from None
-        raise UserError(f"sentencepiece cannot learn from the training text of {what}: {error}") from None
-    (folder / model_file(name)).write_bytes(model.getvalue())
-
-
-def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str]:
-    try:
-        yield from sentences
-    except UserError as mistake:
-        mistakes.append(mistake)
-        raise
-
-
-def _sentences(data: Data, language: str) -> Iterator[str]:
-    """Every training sentence of a language, from all pairs that have it on a side."""
-    for pair in data.pairs:
-        if language in (pair.source, pair.target):
-            for _, source, target in read_pairs(data, pair, "train"):
-                if text := (source if language == pair.source else target).strip():
-                    yield text
-
-
-def _joint_sample(config: Config) -> Iterator[str]:
-    """A sample of all languages with sizes^(1/temperature): small ones count for more than their size."""
-    languages = list(dict.fromkeys([*config.data.sources, *config.data.targets]))
-    sizes = {language: sum(1 for _ in _sentences(config.data, language)) for language in languages}
-    weights = {language: size ** (1 / config.vocabulary.temperature) for language, size in sizes.items()}
-    budget = min(config.vocabulary.sample, sum(sizes.values()))
-    for language in languages:
-        wanted = round(budget * weights[language] / sum(weights.values()))
-        chosen = set(random.Random(language).sample(range(sizes[language]), min(wanted, sizes[language])))
-        yield from (text for i, text in enumerate(_sentences(config.data, language)) if i in chosen)
-
-
-def _vocabularies(config: Config, folder: Path) -> dict[str, int]:
-    """Specials, language tags, then the pieces of all models of a side, by string identity."""
-    data = config.data
-    sides = {"source": data.sources, "target": data.targets}
-    if config.vocabulary.kind == "joint" or data.direction == "many-to-many":
-        both = tuple(dict.fromkeys([*data.sources, *data.targets]))
-        sides = {"source": both, "target": both}
-    tags = [tag_of(language) for language in data.targets] if len(data.targets) > 1 else []
-    tokens: dict[str, list[str]] = {}
-    for side, languages in sides.items():
-        reserved = [*SPECIALS, *(tags if side == "source" or sides["source"] == sides["target"] else [])]
-        pieces: dict[str, None] = {}
-        for name in dict.fromkeys(model_of(config, language) for language in languages):
-            model = load_model(folder, name, {model_file(name): sha256(folder / model_file(name))})
-            pieces |= dict.fromkeys(pieces_of(model))
-        tokens[side] = [*reserved, *(piece for piece in pieces if piece not in reserved)]
-    write_vocabulary(folder, tokens, models_of(config))
-    return {side: len(listed) for side, listed in tokens.items()}
+def _listed(config: Config, shards: list[Shard], facts: Mapping[str, Facts]) -> dict[str, list[Facts]]:
+    """{split: its shards}: the file, its tokens on both sides, [number of a language pair, sentence pairs] in a row."""
+    numbers = {pair.name: i for i, pair in enumerate(config.data.pairs)}
+    listed: dict[str, list[Facts]] = {"train": [], "dev": []}
+    for shard in shards:
+        found = facts[shard.name]
+        spans = [
+            [numbers[span.pair.name], there["pairs"]] for span, there in zip(shard.spans, found["spans"], strict=True)
+        ]
+        listed[shard.split].append({"file": shard.file, "tokens": found["tokens"], "spans": spans})
+    return listed
 
 
 class Prepared:
@@ -323,24 +288,37 @@ class Prepared:
             name: self.manifest["pairs"][name]["train"]["pairs"] for name in config.data.names
         }
         self.vocabulary = load_vocabulary(self.folder)
+        self._pairs = config.data.pairs
+        self._files = ShardFiles(self.folder, self.manifest["files"], _AGAIN)
+        self._splits: dict[str, dict[str, Stored]] = {}
 
     @property
     def fingerprint(self) -> str:
         return str(self.manifest["fingerprint"])
 
+    @cached_property
+    def tags(self) -> dict[str, int | None]:
+        """{language pair: the source token that asks for its target language}; None where there is only one."""
+        if len({pair.target for pair in self._pairs}) == 1:
+            return {pair.name: None for pair in self._pairs}
+        numbers = {token: i for i, token in enumerate(self.vocabulary["source"])}
+        return {pair.name: numbers[tag_of(pair.target)] for pair in self._pairs}
+
+    def stored(self, pair: str, split: str) -> Stored:
+        """The sentence pairs of the training or dev set of a language pair. Files are opened and checked when read."""
+        if split not in self._splits:
+            types = [token_type(len(self.vocabulary[side])) for side in _SIDES]
+            names = [pair.name for pair in self._pairs]
+            self._splits[split] = stored_pairs(self._files, self.manifest["shards"][split], names, types)
+        return self._splits[split][pair]
+
+    def longer_tokens(self, pair: str, split: str) -> int:
+        """Of the longer side of every sentence pair, with its tag if it has one, without <s> and </s>."""
+        return int(self.manifest["pairs"][pair][split]["longer"])
+
     def arrays(self, pair: str, split: str, side: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(tokens, offsets): sentence i is tokens[offsets[i] : offsets[i + 1]]. Checked, then memory-mapped."""
-        stem = self.folder / f"{file_name(pair)}.{split}.{side}"
-        for ending in (".offsets.npy", ".bin"):
-            self._check(Path(f"{stem}{ending}"))
-        try:
-            offsets = np.load(f"{stem}.offsets.npy", mmap_mode="r", allow_pickle=False)
-            tokens = np.memmap(f"{stem}.bin", dtype=token_type(len(self.vocabulary[side])), mode="r")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{stem}: cannot be read ({error}); run 'multidds prepare' again.") from None
-        if len(tokens) != int(offsets[-1]):
-            raise UserError(f"{stem}.bin: has {len(tokens)} tokens, expected {int(offsets[-1])}; prepare again.")
-        return tokens, offsets
+        """(tokens, offsets), all in memory: sentence i is tokens[offsets[i] : offsets[i + 1]]."""
+        return self.stored(pair, split).array(_SIDES.index(side))
 
     def test_lines(self, pair: str, side: str) -> list[str]:
         path = self.folder / f"{file_name(pair)}.test.{side}.txt"

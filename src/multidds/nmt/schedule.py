@@ -27,7 +27,7 @@ def planned_steps(config: Config, data: Mapping[str, Sentences]) -> float:
 
 
 def _all_tokens(data: Mapping[str, Sentences]) -> float:
-    return sum(float(sentences.lengths.sum()) for sentences in data.values())
+    return sum(float(sentences.all_tokens) for sentences in data.values())
 
 
 def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:

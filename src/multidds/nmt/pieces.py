@@ -1,0 +1,147 @@
+"""What is learned from training text before it can be encoded: sentencepiece models, the vocabularies of both sides.
+
+Text is read as a stream; what is kept of it is sentencepiece's sample. Does not import torch.
+"""
+
+import hashlib
+import io
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from .config import Config, Data
+from .corpora import files_of, read_columns
+from .errors import UserError
+from .sealed import sha256
+from .vocabulary import SPECIALS, load_model, model_file, model_of, models_of, pieces_of, tag_of, write_vocabulary
+
+
+def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
+    """A sentencepiece model, by its name in `models_of`, of the training text; returns its digest."""
+    settings = config.vocabulary
+    joint = settings.kind == "joint"
+    # sentencepiece would choose at random from more than it may take, and otherwise in every process.
+    sentences = islice(_joint_sample(config) if joint else _sample(config, name), settings.sample)
+    first = next(sentences, None)
+    if first is None:
+        files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
+        raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
+    model = io.BytesIO()  # sentencepiece itself would not notice a full disk
+    mistakes: list[UserError] = []  # in the text; sentencepiece would wrap them in its own words
+    sentencepiece.set_random_generator_seed(1)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_noting(chain([first], sentences), mistakes),
+            model_writer=model,
+            vocab_size=settings.size,
+            character_coverage=settings.coverage,
+            input_sentence_size=settings.sample,
+            shuffle_input_sentence=True,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError) as error:
+        if mistakes:
+            raise mistakes[0] from None
+        what = "all languages" if joint else repr(name)
+        if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
+            raise UserError(
+                f"[vocabulary] size = {settings.size} is larger than the training text of {what} allows; "
+                f"at most {limit[1]} there."
+            ) from None
+        if "required_chars" in str(error) or "smaller than" in str(error):
+            raise UserError(
+                f"[vocabulary] size = {settings.size} is too small for the characters of {what}; "
+                "raise it or lower coverage."
+            ) from None
+        raise UserError(f"sentencepiece cannot learn from the training text of {what}: {error}") from None
+    (folder / model_file(name)).write_bytes(model.getvalue())
+    return {"files": {model_file(name): hashlib.sha256(model.getvalue()).hexdigest()}}
+
+
+def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str]:
+    try:
+        yield from sentences
+    except UserError as mistake:
+        mistakes.append(mistake)
+        raise
+
+
+def _sample(config: Config, language: str) -> Iterator[str]:
+    """Every training sentence of a language; of more than the vocabulary's sample, so many."""
+    size = sum(map(len, _blocks(config.data, language)))
+    if size <= config.vocabulary.sample:
+        return chain.from_iterable(_blocks(config.data, language))
+    return _chosen(config, language, size, config.vocabulary.sample)
+
+
+def _blocks(data: Data, language: str) -> Iterator[list[str]]:
+    """The training sentences of a language, from all pairs that have it on a side, many at a time."""
+    for pair in data.pairs:
+        if language in (pair.source, pair.target):
+            for sources, targets in read_columns(data, pair, "train"):
+                yield list(filter(None, sources if language == pair.source else targets))
+
+
+def _joint_sample(config: Config) -> Iterator[str]:
+    """A sample of all languages with sizes^(1/temperature): small ones count for more than their size."""
+    languages = list(dict.fromkeys([*config.data.sources, *config.data.targets]))
+    sizes = _sizes(config.data)
+    weights = {language: sizes[language] ** (1 / config.vocabulary.temperature) for language in languages}
+    budget, total = min(config.vocabulary.sample, sum(sizes.values())), sum(weights.values()) or 1.0
+    for language in languages:
+        wanted = round(budget * weights[language] / total)
+        yield from _chosen(config, language, sizes[language], min(wanted, sizes[language]))
+
+
+def _chosen(config: Config, language: str, size: int, wanted: int) -> Iterator[str]:
+    """So many of the training sentences of a language: always the same, in their order."""
+    places = np.array(random.Random(language).sample(range(size), wanted), np.int64)
+    return _at(np.sort(places), _blocks(config.data, language))
+
+
+def _sizes(data: Data) -> Counter[str]:
+    """How many training sentences each language has."""
+    sizes: Counter[str] = Counter()
+    for pair in data.pairs:
+        for sources, targets in read_columns(data, pair, "train"):
+            sizes[pair.source] += sum(map(bool, sources))
+            sizes[pair.target] += sum(map(bool, targets))
+    return sizes
+
+
+def _at(places: "np.ndarray[Any, np.dtype[np.int64]]", blocks: Iterable[list[str]]) -> Iterator[str]:
+    """The sentences at these places, in ascending order, of blocks in a row."""
+    before, taken = 0, 0
+    for block in blocks:
+        end = int(np.searchsorted(places, before + len(block)))
+        yield from (block[place - before] for place in places[taken:end].tolist())
+        before, taken = before + len(block), end
+
+
+def write_vocabularies(config: Config, folder: Path) -> dict[str, int]:
+    """Specials, language tags, then the pieces of all models of a side, by string identity; how many a side has."""
+    data = config.data
+    sides = {"source": data.sources, "target": data.targets}
+    if config.vocabulary.kind == "joint" or data.direction == "many-to-many":
+        both = tuple(dict.fromkeys([*data.sources, *data.targets]))
+        sides = {"source": both, "target": both}
+    tags = [tag_of(language) for language in data.targets] if len(data.targets) > 1 else []
+    tokens: dict[str, list[str]] = {}
+    for side, languages in sides.items():
+        reserved = [*SPECIALS, *(tags if side == "source" or sides["source"] == sides["target"] else [])]
+        pieces: dict[str, None] = {}
+        for name in dict.fromkeys(model_of(config, language) for language in languages):
+            model = load_model(folder, name, {model_file(name): sha256(folder / model_file(name))})
+            pieces |= dict.fromkeys(pieces_of(model))
+        taken = set(reserved)
+        tokens[side] = [*reserved, *(piece for piece in pieces if piece not in taken)]
+    write_vocabulary(folder, tokens, models_of(config))
+    return {side: len(listed) for side, listed in tokens.items()}
