@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fault_world import Command, Ended, World, call, tables
+from fault_world import Command, Ended, World, call
 
 
 def flip(path: Path, rng: random.Random, place: int | None = None) -> str:
@@ -161,7 +161,7 @@ def used(world: World, damaged: Damaged, rng: random.Random) -> tuple[str, Ended
         arguments = ["report", str(damaged.folder), "-o", f"{place}/report"]
     if damaged.folder.name == "corpus":
         shutil.copytree(world.root / "shelf", damaged.folder / "wheels", ignore=shutil.ignore_patterns("*.toml"))
-    changed = Command(name, lambda place: arguments, command.begin, tables if name == "report" else command.result)
+    changed = Command(name, lambda place: arguments, command.begin, command.result)
     ended = call(changed.body(place), world.root, limit=60.0 + command.seconds)
     result: Any = None
     if ended.code == 0:
