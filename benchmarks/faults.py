@@ -2,7 +2,7 @@
 
     python benchmarks/faults.py --count 500 --seed 1 --results faults.jsonl
 
-Every fault is a function of the seed and its number. Real processes are killed, real small disks (tmpfs, where we may
+Every fault is a function of the seed and its number; first comes one of each kind. Real processes are killed, real small disks (tmpfs, where we may
 mount) run full, ranks under the agent of torchrun die; damage is done to copies of finished folders. KINDS is the table
 of faults: a kind is a function (world, command, rng) -> Outcome, with the commands that it is for and how often it is
 drawn. docs/translation.md and docs/distributed.md say what each fault should lead to. With --results every outcome is
@@ -288,7 +288,8 @@ def main() -> None:
                 print(f"Stopped after {len(results.found)} faults: the time is over.")
                 break
             rng = random.Random(f"{given.seed} {number}")
-            kind = rng.choices(chosen, [KINDS[kind][2] for kind in chosen])[0]
+            drawn = rng.choices(chosen, [KINDS[kind][2] for kind in chosen])[0]
+            kind = chosen[number] if number < len(chosen) else drawn  # first one of each
             make, commands, _ = KINDS[kind]
             command = world.commands[rng.choice([name for name in commands if name in wanted])]
             since = time.monotonic()
