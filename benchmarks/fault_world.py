@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,13 +16,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fault_ranks import Death, launch_ranks, newest_whole
+
 HERE = Path(__file__).resolve().parent
 LIMIT = 60.0  # seconds, beyond what a command takes, after which a process hangs
+TWO = "train on two"
 TIMES = ("seconds", "clock", "tokens_per_second", "checksum")
 RECIPE = """\
 [data]
@@ -89,46 +93,56 @@ class Ended:
         return self.code in (1, 2) and bool(lines) and "Traceback" not in self.output
 
 
+def kill(child: int) -> None:
+    """A process and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+
+
 def call(
-    arguments: list[str],
+    body: Callable[[], int],
     cwd: Path,
-    kill_after: float | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
-    setup: Callable[[], None] = lambda: None,
+    after: float | None = None,
+    meanwhile: Callable[[int], None] = kill,
     limit: float = LIMIT,
 ) -> Ended:
-    """A command in a process of its own, forked from this one, which has imported everything already."""
+    """A command in a process of its own, forked from this one, which has imported everything already.
+
+    after: seconds until `meanwhile` is called with the number of the process.
+    """
     sys.stdout.flush()
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
-            os._exit(_in_child(arguments, cwd, output.fileno(), setup))
-        began, told = time.monotonic(), False
+            os._exit(_in_child(body, cwd, output.fileno()))
+        began = time.monotonic()
         while (waited := os.waitpid(child, os.WNOHANG))[0] == 0:
             spent = time.monotonic() - began
-            if kill_after is not None and spent > kill_after and not told:
-                told = True
-                meanwhile()
-                if meanwhile.__name__ == "<lambda>":
-                    break
+            if after is not None and spent > after:
+                after = None
+                meanwhile(child)
             if spent > limit:
+                kill(child)
+                waited = os.waitpid(child, 0)
                 break
             time.sleep(0.002)
-        if waited[0] == 0:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-            waited = os.waitpid(child, 0)
         hung = time.monotonic() - began > limit
+        kill(child)  # what it has left
         output.seek(0)
         code = os.waitstatus_to_exitcode(waited[1])
         return Ended(code if code >= 0 else None, output.read().decode("utf-8", "replace"), hung)
 
 
-def _in_child(arguments: list[str], cwd: Path, output: int, setup: Callable[[], None]) -> int:
+def _in_child(body: Callable[[], int], cwd: Path, output: int) -> int:
     os.setsid()
     os.chdir(cwd)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    return body()
+
+
+def run_command(arguments: list[str], setup: Callable[[], None]) -> int:
+    """The command line, in this process; its exit code."""
     sys.argv = ["multidds", *arguments]
     code: Any = 0
     try:
@@ -160,6 +174,19 @@ class Command:
     seconds: float = 1.0  # that it takes
     size: tuple[int, int] = (0, 0)  # bytes in its folder before and after it
     expected: Any = None
+    ranks: bool = False  # under the agent of torchrun
+
+    def body(
+        self, place: Path, setup: Callable[[], None] = lambda: None, restarts: int = 0, deaths: Sequence[Death] = ()
+    ) -> Callable[[], int]:
+        """What a process does that runs it."""
+
+        def main() -> int:
+            return run_command(self.arguments(place), setup)
+
+        if not self.ranks:
+            return main
+        return lambda: launch_ranks(main, restarts, list(deaths), lambda: newest_whole(place / "run"))
 
 
 @dataclass
@@ -178,8 +205,13 @@ class World:
     def done(self) -> Path:
         return self.root / "done"
 
-    def call(self, command: Command, **options: Any) -> Ended:
-        return call(command.arguments(self.place), self.root, limit=LIMIT + command.seconds, **options)
+    def call(
+        self, command: Command, after: float | None = None, meanwhile: Callable[[int], None] = kill, **options: Any
+    ) -> Ended:
+        """options: of the command's body."""
+        restarts = options.get("restarts", 0)
+        limit = LIMIT + command.seconds * (1 + restarts)
+        return call(command.body(self.place, **options), self.root, after, meanwhile, limit)
 
     @contextlib.contextmanager
     def fresh(self, command: Command, size: int | None = None) -> Iterator[None]:
@@ -226,7 +258,7 @@ def make_world(root: Path, names: set[str]) -> World:
         where.mkdir(exist_ok=True)
         command.begin(where)
         before, began = size_of(where), time.monotonic()
-        ended = call(command.arguments(where), root, limit=600.0)
+        ended = call(command.body(where), root, limit=600.0)
         assert ended.code == 0, ended.output
         command.seconds, command.size = time.monotonic() - began, (before, size_of(where))
         command.expected = command.result(where)
@@ -256,10 +288,13 @@ def commands_of(root: Path) -> dict[str, Command]:
         pass
 
     prepared = ["prepare", recipe, "--processes", "1", "--set"]
+    two = ["--set", "train.select=translation", "--set", "train.select_sentences=3"]  # both ranks write, then
     m = ["--languages", "tur,rus", "--list", str(root / "shelf" / "list.toml")]
     listed = [
         Command("prepare", lambda p: [*prepared, f"data.folder={p}/prepared"], nothing, lambda p: files(p, "prepared")),
         Command("train", lambda p: ["train", recipe, "--run", f"{p}/run"], nothing, lambda p: trained(p / "run")),
+        Command(TWO, lambda p: ["train", recipe, "--folder", f"{p}/run", *two], nothing, lambda p: trained(p / "run"),
+                ranks=True),
         Command("evaluate", lambda p: ["evaluate", f"{p}/run", "--threads", "1"], run, lambda p: scored(p / "run")),
         Command("corpus", lambda p: ["corpus", "catalogues", f"{p}/corpus", *m], wheels, lambda p: files(p, "corpus")),
         Command("report", lambda p: ["report", f"{root}/done-evaluate/run", "-o", f"{p}/report"], nothing, tables),
@@ -297,4 +332,6 @@ def runs(place: Path) -> Any:
 
 
 def tables(place: Path) -> Any:
-    return {path.name: path.read_text() for path in sorted((place / "report" / "tables").iterdir())}
+    """Those of a report, but for where the run is."""
+    found = sorted((place / "report" / "tables").iterdir())
+    return {path.name: re.sub(r"[^\s,&]+/run\b", "run", path.read_text()) for path in found}

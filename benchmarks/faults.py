@@ -1,28 +1,33 @@
 """Random faults over every command that writes, and whether anything was lost: the goal is a table of zeros.
 
-    python benchmarks/faults.py --count 500 --seed 1
+    python benchmarks/faults.py --count 500 --seed 1 --results faults.jsonl
 
-Every fault is a function of the seed and its number. Real processes are killed, real small disks (tmpfs, where we may
-mount) run full; damage is done to copies of finished folders. KINDS is the table of faults: a kind is a function
-(world, command, rng) -> Outcome, with the commands that it is for and how often it is drawn. docs/translation.md
-says what each fault should lead to.
+Every fault is a function of the seed and its number; first comes one of each kind. Real processes are killed, real small disks (tmpfs, where we may
+mount) run full, ranks under the agent of torchrun die; damage is done to copies of finished folders. KINDS is the table
+of faults: a kind is a function (world, command, rng) -> Outcome, with the commands that it is for and how often it is
+drawn. docs/translation.md and docs/distributed.md say what each fault should lead to. With --results every outcome is
+a line of that file, and the same command again goes on behind the last.
 """
 
 import argparse
+import json
 import os
 import random
 import resource
 import shutil
+import signal
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from fault_world import Command, Ended, World, make_world, mount
+from fault_damage import DAMAGE, copy_damaged, flip, opened, used
+from fault_ranks import NOTICED, RANKS, Death, newest_whole, starts_of, steps_lost
+from fault_world import TWO, Command, Ended, World, make_world, mount
+
+USED = 0.35  # of the damaged files, how many are also read by a command
 
 
 @dataclass
@@ -36,6 +41,8 @@ class Outcome:
     differs: bool = False
     hung: bool = False
     what: str = ""
+    file: str = ""  # the kind of file that was damaged
+    noticed: float = 0.0  # seconds from the death of a rank to the end of the others
 
     @property
     def bad(self) -> bool:
@@ -45,9 +52,7 @@ class Outcome:
 
 def go_on(world: World, command: Command, fault: Ended, detected: bool | None, what: str) -> Outcome:
     """The same command again, to the end, and whether that is the end without a fault."""
-    from multidds.nmt import checkpoints
-
-    steps = [step for path in checkpoints.listed(world.place / "run") if (step := whole_step(path)) is not None]
+    newest = newest_whole(world.place / "run")
     ended = world.call(command)
     outcome = Outcome(detected, ended.code == 0, hung=fault.hung or ended.hung, what=what)
     if detected is False:
@@ -56,22 +61,9 @@ def go_on(world: World, command: Command, fault: Ended, detected: bool | None, w
         outcome.what += f"; then: {ended.output[-600:]}"
         return outcome
     outcome.differs = command.result(world.place) != command.expected
-    if command.name == "train" and steps:
-        line = next((line for line in ended.output.splitlines() if line.startswith("going on after step ")), "")
-        gone_on = int(line.removeprefix("going on after step ")) if line else steps[-1]
-        outcome.lost = max(0, steps[-1] - gone_on)
+    if command.name in ("train", TWO):
+        outcome.lost = steps_lost(newest, ended.output.splitlines())
     return outcome
-
-
-def whole_step(path: Path) -> int | None:
-    from multidds.nmt import checkpoints
-    from multidds.nmt.errors import UserError
-
-    try:
-        checkpoints.check(path)
-    except UserError:
-        return None
-    return checkpoints.step_of(path)
 
 
 def killed(world: World, command: Command, rng: random.Random) -> Outcome:
@@ -80,8 +72,55 @@ def killed(world: World, command: Command, rng: random.Random) -> Outcome:
         moments = []
         for _ in range(rng.choice((1, 1, 2, 3))):
             moments.append(rng.uniform(0, 1.1 * command.seconds))
-            fault = world.call(command, kill_after=moments[-1])
+            fault = world.call(command, moments[-1])
         return go_on(world, command, fault, None, f"killed after {', '.join(f'{m:.2f}' for m in moments)} s")
+
+
+def signalled(world: World, command: Command, rng: random.Random) -> Outcome:
+    """Ctrl-C or SIGTERM at any moment: no traceback, and the same command goes on."""
+    number, moment = rng.choice((signal.SIGTERM, signal.SIGINT)), rng.uniform(0, command.seconds)
+    with world.fresh(command):
+        fault = world.call(command, moment, lambda child: os.kill(child, number))
+        quiet = "Traceback" not in fault.output
+        return go_on(world, command, fault, None if quiet else False, f"{number.name} after {moment:.2f} s")
+
+
+# Place in a training of two ranks -> (the steps where it comes by there, the seconds it is there for).
+PLACES = {
+    "step": (range(24), 0.05), "update": (range(5, 24, 5), 0.4), "validate": (range(8, 25, 8), 0.6),
+    "save": (range(4, 25, 4), 0.03),
+}  # fmt: skip
+
+
+def dead_rank(world: World, command: Command, rng: random.Random) -> Outcome:
+    """One of two ranks dies in a step, an update, a validation, while saving or at any other moment, once to three
+    times; with or without restarts."""
+    deaths: list[Death] = []
+    for start in range(rng.choice((1, 1, 2, 3))):
+        place = rng.choice([*PLACES, "start"])
+        steps, seconds = PLACES.get(place, ((0,), command.seconds))
+        later = [step for step in steps if not deaths or step >= deaths[-1].step] or steps[-1:]
+        deaths.append(Death(start, rng.randrange(RANKS), place, rng.choice(later), rng.uniform(0, seconds)))
+    restarts = rng.choice((0, len(deaths)))
+    what = f"{restarts} restarts, {', '.join(f'rank {d.rank} in {d.place} {d.step} + {d.delay:.3f} s' for d in deaths)}"
+    with world.fresh(command):
+        fault = world.call(command, restarts=restarts, deaths=deaths)
+        starts = starts_of(fault.output)
+        died = [start for start in starts if start.deaths]
+        noticed = max((start.seconds for start in died), default=0.0)
+        detected = None if not died else noticed < NOTICED and all(start.is_clear for start in died)
+        if fault.code == 0:
+            outcome = Outcome(detected, True, hung=fault.hung, what=what)
+            outcome.differs = command.result(world.place) != command.expected
+            if detected is False:
+                outcome.what += f"; said: {fault.output[-2000:]}"
+        elif len(died) <= restarts:
+            outcome = Outcome(detected, False, hung=fault.hung, what=f"{what}; ended: {fault.output[-2000:]}")
+        else:
+            outcome = go_on(world, command, fault, detected, what)
+        outcome.lost += sum(start.lost for start in starts)
+        outcome.noticed = noticed
+        return outcome
 
 
 def full_disk(world: World, command: Command, rng: random.Random) -> Outcome:
@@ -100,9 +139,14 @@ def full_disk(world: World, command: Command, rng: random.Random) -> Outcome:
 def file_limit(world: World, command: Command, rng: random.Random) -> Outcome:
     """No file may grow beyond a size, as with a quota; then it may."""
     largest = int(10 ** rng.uniform(3.5, 5.5))  # what it says is a file, too
+    rank = str(rng.randrange(RANKS))
+
+    def limit() -> None:
+        if os.environ.get("RANK", rank) == rank:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
     with world.fresh(command):
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        fault = world.call(command, setup=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1])))
+        fault = world.call(command, setup=limit)
         return go_on(world, command, fault, None if fault.code == 0 else fault.refused, f"files of {largest} bytes")
 
 
@@ -121,11 +165,7 @@ def vanished(world: World, command: Command, rng: random.Random) -> Outcome:
     """The folder is gone while the command works, as on a network; then it is there again."""
     away = world.root / "away"
     with world.fresh(command):
-
-        def vanish() -> None:
-            world.place.rename(away)
-
-        fault = world.call(command, kill_after=rng.uniform(0, command.seconds), meanwhile=vanish)
+        fault = world.call(command, rng.uniform(0, command.seconds), lambda child: world.place.rename(away) and None)
         if away.exists():
             shutil.rmtree(world.place, ignore_errors=True)
             away.rename(world.place)
@@ -138,7 +178,7 @@ def damaged_run(world: World, command: Command, rng: random.Random) -> Outcome:
 
     with world.fresh(command):
         run = world.place / "run"
-        shutil.copytree(world.done / "run", run)
+        shutil.copytree((world.root / f"done-{TWO}" if command.ranks else world.done) / "run", run)
         path = rng.choice([checkpoints.listed(run)[-1], run / "records.jsonl"])
         if path.suffix == ".jsonl":  # in a line behind an older checkpoint
             lines = path.read_bytes().splitlines(keepends=True)
@@ -150,128 +190,80 @@ def damaged_run(world: World, command: Command, rng: random.Random) -> Outcome:
         return go_on(world, command, fault, fault.code == 0 and path.name in fault.output, f"{path.name}: {what}")
 
 
-def flip(path: Path, rng: random.Random, place: int | None = None) -> str:
-    content = bytearray(path.read_bytes())
-    place = rng.randrange(len(content)) if place is None else place
-    content[place] ^= 1 << rng.randrange(8)
-    return rewrite(path, bytes(content), f"bit at byte {place}")
-
-
-def cut(path: Path, rng: random.Random) -> str:
-    content = path.read_bytes()
-    left = rng.randrange(len(content))
-    return rewrite(path, content[:left], f"cut to {left} of {len(content)} bytes")
-
-
-def blank(path: Path, rng: random.Random) -> str:
-    """A block of zeros, as a disk leaves it."""
-    content = path.read_bytes()
-    place = rng.randrange(len(content)) // 512 * 512
-    changed = content[:place] + bytes(len(content[place : place + 512])) + content[place + 512 :]
-    return flip(path, rng) if changed == content else rewrite(path, changed, f"zeros from byte {place}")
-
-
-def remove(path: Path, rng: random.Random) -> str:
-    path.unlink()
-    return "removed"
-
-
-def rewrite(path: Path, content: bytes, what: str) -> str:
-    path.unlink()  # it may be a link to the whole one
-    path.write_bytes(content)
-    return what
-
-
-DAMAGE: list[Callable[..., str]] = [flip, cut, blank, flip, flip, remove]
-
-
 def damaged(world: World, command: Command, rng: random.Random) -> Outcome:
-    """A file of a finished run, of prepared data or of a corpus: whoever opens it says so, and so does verify."""
-    from multidds.nmt.errors import UserError
-    from multidds.nmt.verify import verify
-
+    """A file of a finished run, of prepared data or of a corpus: whoever opens it says so, and so does verify; and a
+    command that reads it ends with one line, or as if nothing had happened."""
     which = {"prepare": "prepared", "corpus": "corpus"}.get(command.name, "run")
-    folder = world.root / "damaged" / which
-    shutil.rmtree(folder, ignore_errors=True)
-    unread = shutil.ignore_patterns("tensorboard", "wheels")
-    shutil.copytree(world.done / which, folder, copy_function=os.link, ignore=unread)
-    path = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size))
-    choice = rng.choice(DAMAGE[:5] if path.parent.name == "checkpoints" else DAMAGE)
-    what = f"{path.relative_to(folder)}: {choice(path, rng)}"
-    said = []
-    for check in (lambda: openers(folder, path), lambda: [line for one in verify(folder) for line in one.lines()]):
-        try:
-            said.append(str(check()))
-        except UserError as error:
-            said.append(str(error))
-        except Exception:
-            said.append("")
-            what += "; " + traceback.format_exc()
-    named = [path.name in line or (choice is remove and str(folder) in line) for line in said]
-    return Outcome(detected=all(named), accepted=not named[0], what=f"{what}; said: {said}" if not all(named) else what)
-
-
-def openers(folder: Path, path: Path) -> Any:
-    """Open a file as the commands do that read it. What was passed over, if that is how damage is met."""
-    from multidds.nmt import checkpoints, records, scores, translate, vocabulary
-    from multidds.nmt.catalogues.folder import Folder, check_made
-    from multidds.nmt.config import load_config, read_run
-    from multidds.nmt.prepare import Prepared
-    from multidds.nmt.sealed import sha256
-
-    if folder.name == "corpus":
-        if path.suffix in (".tur", ".rus", ".eng") and path.exists():
-            check_made(path, sha256(path))
-        with Folder(folder) as place:
-            return "" if place.whole() else path.name  # it is made again
-    if folder.name == "prepared":
-        prepared = Prepared(load_config(folder.parent.parent / "recipe.toml", [f"data.folder={folder}"]))
-        for pair in prepared.sizes:
-            for side in ("source", "target"):
-                prepared.arrays(pair, "train", side), prepared.arrays(pair, "dev", side)
-                prepared.test_lines(pair, side)
-        return [vocabulary.load_model(folder, name) for name in ("mirror", "shift", "base")] and ""
-    if path.parent.name == "checkpoints":
-        if path != checkpoints.listed(folder)[-1]:
-            return checkpoints.read(path, "numpy") and ""
-        found = checkpoints.newest(folder)
-        return "" if found is None else found.passed_over
-    config, _ = read_run(folder)
-    if path.parent.name == "export":
-        return translate.read_export(folder / "export") and ""
-    if path.name == "best.safetensors":
-        return checkpoints.read(path, "numpy") and ""
-    records.read_records(folder)
-    vocabulary.load_vocabulary(folder / "vocabulary")
-    for name in vocabulary.models_of(config):
-        vocabulary.load_model(folder / "vocabulary", name)
-    for part in ("hypotheses", "references"):
-        for pair in config.data.names:
-            scores.scored_lines(folder, part, pair)
-    return ""
+    one = copy_damaged(world, which, rng)
+    outcome = Outcome(file=one.kind, what=one.what)
+    said, trace = opened(one)
+    named = [one.is_named_in(text) for text in said]
+    outcome.detected, outcome.accepted = all(named), not named[0]
+    if not all(named):
+        outcome.what += f"; said: {said} {trace}"
+    if rng.random() < USED:
+        name, ended, result, expected = used(world, one, rng)
+        outcome.hung = ended.hung
+        if ended.code == 0 and result != expected:
+            outcome.accepted = True
+            outcome.what += f"; {name} took it: {ended.output[-600:]}"
+        elif ended.code and not ended.refused:
+            outcome.detected = False
+            outcome.what += f"; {name} said: {ended.output[-600:]}"
+    return outcome
 
 
 Kind = Callable[[World, Command, random.Random], Outcome]
 # Kind of fault -> (what it does, the commands it is for, how often it is drawn).
-QUICK = ("prepare", "train", "train", "evaluate", "corpus", "report")
+QUICK = ("prepare", "train", "train", TWO, "evaluate", "corpus", "report")
 KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
-    "damaged file": (damaged, ("train", "train", "prepare", "corpus"), 60),
-    "damaged run goes on": (damaged_run, ("train",), 8),
-    "kill -9": (killed, (*QUICK, *QUICK, "experiment"), 14),
-    "full disk": (full_disk, (*QUICK, *QUICK, "experiment"), 8),
+    "damaged file": (damaged, ("train", "train", "prepare", "corpus"), 40),
+    "damaged run goes on": (damaged_run, ("train", TWO), 6),
+    "kill -9": (killed, (*QUICK, *QUICK, "experiment"), 16),
+    "dead rank": (dead_rank, (TWO,), 14),
+    "signal": (signalled, (*QUICK, "experiment"), 5),
+    "full disk": (full_disk, (*QUICK, *QUICK, "experiment"), 9),
     "file limit": (file_limit, QUICK, 4),
     "read-only disk": (read_only, QUICK, 2),
-    "folder gone": (vanished, ("train", "train", "prepare", "evaluate"), 4),
+    "folder gone": (vanished, ("train", "train", TWO, "prepare", "evaluate"), 4),
 }
+
+
+class Results:
+    """Outcomes by the number of their fault; where there is a file, one line of it each."""
+
+    def __init__(self, path: Path | None, same: dict[str, str | int]) -> None:
+        """same: what lines of an earlier call must say to be of the same faults."""
+        self._path, self._same = path, same
+        self.found: dict[int, tuple[str, Outcome]] = {}
+        if path is None or not path.exists():
+            return
+        for line in path.read_text().splitlines():
+            try:
+                read = json.loads(line)
+            except ValueError:  # the end of a call that was killed
+                continue
+            if all(read[key] == value for key, value in same.items()):
+                self.found[read["number"]] = read["kind"], Outcome(**read["outcome"])
+        with path.open("a") as file:  # whatever is at its end, the next line is one of its own
+            file.write("\n")
+
+    def add(self, number: int, kind: str, command: str, outcome: Outcome, seconds: float) -> None:
+        self.found[number] = kind, outcome
+        facts = {**self._same, "number": number, "kind": kind, "command": command, "seconds": round(seconds, 1)}
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({**facts, "outcome": asdict(outcome)}) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="faults")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=60.0, help="no fault is begun later")
+    parser.add_argument("--minutes", type=float, default=600.0, help="no fault is begun later")
     parser.add_argument("--kinds", default="", help=f"only these, with commas between: {', '.join(KINDS)}")
     parser.add_argument("--commands", default="", help="only these, with commas between")
+    parser.add_argument("--results", type=Path, help="a file for the outcomes, to go on with")
     given = parser.parse_args()
     wanted = set(given.commands.split(",")) if given.commands else {name for kind in KINDS.values() for name in kind[1]}
     chosen = [kind for kind in KINDS if not given.kinds or kind in given.kinds.split(",")]
@@ -283,33 +275,38 @@ def main() -> None:
     import multidds.nmt.train  # noqa: F401  once, for all the processes that are forked
 
     torch.set_num_threads(1)
-    began, found = time.monotonic(), []
+    began = time.monotonic()
+    results = Results(given.results, {"seed": given.seed, "kinds": given.kinds, "commands": given.commands})
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         world = make_world(Path(folder).resolve(), wanted & {name for kind in chosen for name in KINDS[kind][1]})
-        print(
-            f"The commands take {', '.join(f'{c.name} {c.seconds:.1f} s' for c in world.commands.values())}.",
-            flush=True,
-        )
+        took = ", ".join(f"{command.name} {command.seconds:.1f} s" for command in world.commands.values())
+        print(f"The commands take {took}.", flush=True)
         for number in range(given.count):
+            if number in results.found:
+                continue
             if time.monotonic() - began > 60 * given.minutes:
-                print(f"Stopped after {number} faults: the time is over.")
+                print(f"Stopped after {len(results.found)} faults: the time is over.")
                 break
             rng = random.Random(f"{given.seed} {number}")
-            kind = rng.choices(chosen, [KINDS[kind][2] for kind in chosen])[0]
+            drawn = rng.choices(chosen, [KINDS[kind][2] for kind in chosen])[0]
+            kind = chosen[number] if number < len(chosen) else drawn  # first one of each
             make, commands, _ = KINDS[kind]
             command = world.commands[rng.choice([name for name in commands if name in wanted])]
+            since = time.monotonic()
             outcome = make(world, command, rng)
-            found.append((kind, outcome))
+            results.add(number, kind, command.name, outcome, time.monotonic() - since)
             if outcome.bad:
                 print(f"fault {number}: {kind}, {command.name}: {outcome}", flush=True)
-    raise SystemExit(table(found))
+    raise SystemExit(table([found for number, found in sorted(results.found.items()) if number < given.count]))
+
+
+COLUMNS = ("injected", "detected", "resumed", "steps lost", "accepted", "end differs", "hangs")
 
 
 def table(found: list[tuple[str, Outcome]]) -> int:
     """Prints what came of the faults; 1 if a goal was missed."""
-    columns = ("injected", "detected", "resumed", "steps lost", "accepted", "end differs", "hangs")
-    print("| fault | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns))
-    for kind in [*dict.fromkeys(kind for kind, _ in found), "all"]:
+    print("| fault | " + " | ".join(COLUMNS) + " |\n|---|" + "---:|" * len(COLUMNS))
+    for kind in [*(kind for kind in KINDS if kind in dict(found)), "all"]:
         of_kind = [outcome for name, outcome in found if kind in (name, "all")]
         counts = Counter[str]()
         for one in of_kind:
@@ -318,11 +315,16 @@ def table(found: list[tuple[str, Outcome]]) -> int:
                 "resumed": int(one.resumed is True), "to resume": int(one.resumed is not None), "steps lost": one.lost,
                 "accepted": int(one.accepted), "end differs": int(one.differs), "hangs": int(one.hung),
             })  # fmt: skip
-        cells = {name: str(counts[name]) for name in columns}
+        cells = {name: str(counts[name]) for name in COLUMNS}
         cells["detected"] += f" of {counts['to detect']}"
         cells["resumed"] += f" of {counts['to resume']}"
         print(f"| {kind} | " + " | ".join(cells.values()) + " |", flush=True)
-    return int(any(outcome.bad for _, outcome in found))
+    outcomes = [outcome for _, outcome in found]
+    if files := Counter(outcome.file for outcome in outcomes if outcome.file):
+        print(f"Files of {len(files)} kinds were damaged, each {min(files.values())} to {max(files.values())} times.")
+    if noticed := [outcome.noticed for outcome in outcomes if outcome.noticed]:
+        print(f"When a rank had died the others had ended within {max(noticed):.1f} s.")
+    return int(any(outcome.bad for outcome in outcomes))
 
 
 if __name__ == "__main__":

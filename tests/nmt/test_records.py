@@ -179,6 +179,16 @@ def test_records_that_were_cut_back_are_read_again(tmp_path):
     assert follower.read() == (False, [])
 
 
+def test_records_cut_back_and_grown_between_two_looks_are_read_again(tmp_path):
+    follower, other = Follower(tmp_path), STEP.model_copy(update={"tokens_per_second": 12.5})
+    end = written(tmp_path, STEP)
+    written(tmp_path, STEP, offset=end)
+    follower.read()
+    written(tmp_path, other, other, offset=end)
+    assert follower.read() == (True, [STEP, other, other])
+    assert follower.read() == (False, [])
+
+
 def test_a_folder_without_records_is_not_a_run(tmp_path):
     with pytest.raises(UserError, match=r"is not a run \(there is no records.jsonl\)\.$"):
         read_records(tmp_path)

@@ -1,7 +1,8 @@
 """The command line in a launched process, with faults: FAULTS = {restart: [[rank, place, step, what], ...]}.
 
 place: "step", "update", "validate" or "save", a method of the training or of its balancer; step: in or after which one;
-what: "kill", "poison" (a weight that is not finite), "full" (files may not grow), a signal's name, or "slow".
+what: "kill", or seconds until the system ends the process in the middle of whatever it does; "poison" (a weight that is
+not finite), "full" (files may not grow), a signal's name, or "slow".
 """
 
 import json
@@ -23,6 +24,9 @@ SLOW = 3.0  # seconds
 def strike(what, training):
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif isinstance(what, float):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(what, 1e-6))
     elif what == "poison":
         with torch.no_grad():
             training.model.encoder_norm.g.fill_(math.nan)

@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -190,23 +190,30 @@ class Follower:
                 size = file.seek(0, 2)
                 if size == self._damaged:
                     return False, []
-                # A line that does not fit may be of records that were cut back and have grown longer than they were.
                 if again := size < self._offset or self._damaged is not None:
                     self._begin()
-                file.seek(self._offset)
-                new = file.read()
+                records, fits = self._read_on(file)
+                # A line that does not fit may be of records that were cut back and have grown longer than they were.
+                if not fits and not again and self._offset:
+                    again = True
+                    self._begin()
+                    records, fits = self._read_on(file)
         except OSError:
             return False, []
-        self._damaged = None
+        self._damaged = None if fits else size
+        return again, records
+
+    def _read_on(self, file: BinaryIO) -> tuple[list[AnyRecord], bool]:
+        """(the records behind those that were read, up to a line that does not fit; whether there is none such)."""
+        file.seek(self._offset)
         records = []
-        for line in new.split(b"\n")[:-1]:
+        for line in file.read().split(b"\n")[:-1]:
             try:
                 records.append(self._chain.read(line))
             except ValueError:
-                self._damaged = size
-                break
+                return records, False
             self._offset += len(line) + 1
-        return again, records
+        return records, True
 
 
 def scalars(record: AnyRecord) -> dict[str, float]:
