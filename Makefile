@@ -12,7 +12,7 @@ DEMO := demo
 CORPUS := data/catalogues
 endif
 
-.PHONY: demo test test-fast check docs extras wheel bench clean
+.PHONY: demo test test-fast check docs extras wheel release-check bench clean
 
 demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
@@ -46,6 +46,10 @@ wheel: $(READY)  ## build a wheel; run an example in an environment with torch a
 	build/bare/bin/pip install --quiet -c constraints.txt dist/*.whl
 	cd build && bare/bin/python -c "import multidds; [getattr(multidds, name) for name in multidds.__all__]"
 	cd build && bare/bin/python ../examples/plain_loop.py
+
+release-check: wheel  ## as wheel, and the source distribution, and what a registry says of their metadata
+	$(BIN)/python -m build --sdist
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(READY)  ## a short form of the benchmarks; ratios go to benchmarks/latest.json
 	$(BIN)/python benchmarks/short.py

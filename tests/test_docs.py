@@ -14,6 +14,7 @@ from snippets import SNIPPETS, blocks
 from torch.utils.data import ConcatDataset, DataLoader
 from toys import dataset, loss, mlp
 
+import multidds
 from multidds import Balancer, Mixture, batches_of
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +61,12 @@ def test_the_readme_is_short_and_gives_the_two_commands():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 130
     assert {line.partition("#")[0].strip() for line in lines} >= {"make demo", "make test"}
+
+
+def test_the_version_is_the_same_wherever_it_stands():
+    versions = re.findall(r"(?m)^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    versions += re.findall(r"(?m)^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))[:1]
+    assert versions == [multidds.__version__] * 2
 
 
 def trainer_surroundings(folder, steps):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .sources import batches_of
     from .update import Update
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Alignment",
