@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import sentencepiece
 
 from .config import Config, Data, Pair
 from .corpora import count_lines, files_of, read_pairs
 from .errors import UserError
 from .names import file_name
 from .vocabulary import UNKNOWN, load_model, load_vocabulary, model_of, pieces_of, tag_of
+
+if TYPE_CHECKING:
+    import sentencepiece
 
 CHUNK = 1000  # lines encoded at once
 SMALLEST_PART = 500_000  # bytes
@@ -30,7 +32,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 class Encoder:
     """Text of one language to the token numbers of one side."""
 
-    model: sentencepiece.SentencePieceProcessor
+    model: "sentencepiece.SentencePieceProcessor"
     numbers: Numbers  # [piece of the model] -> token of the side
 
     @classmethod

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
 from .catalogues.folder import check_made
 from .config import Config, Data
@@ -126,6 +125,8 @@ def _older(folder: Path) -> dict[str, Any] | None:
 
 def _fingerprint(config: Config) -> tuple[str, dict[str, str]]:
     """What the result depends on: the settings, the content of every input file, and the versions that made it."""
+    import sentencepiece
+
     splits = ["train", "dev"] + (["test"] if config.data.test else [])
     paths = {str(path) for pair in config.data.pairs for split in splits for path in files_of(config.data, pair, split)}
     inputs = {path: sha256(Path(path)) for path in sorted(paths)}
@@ -223,6 +224,8 @@ def _train_model(config: Config, name: str, folder: Path) -> None:
     if first is None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
         raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
+    import sentencepiece
+
     model = io.BytesIO()  # sentencepiece itself would not notice a full disk
     mistakes: list[UserError] = []  # in the text; sentencepiece would wrap them in its own words
     sentencepiece.set_random_generator_seed(1)
