@@ -1,20 +1,36 @@
-"""The command `multidds`, which needs the nmt extra and says so in one line where it is missing."""
+"""The command `multidds`. What a command needs beyond the package is an extra, and one line says which."""
 
 import sys
 from importlib.util import find_spec
 
+from . import __version__
+
+_REPORT = ("jinja2", "matplotlib", "pydantic", "rich", "typer")
+_NMT = (*_REPORT, "ctranslate2", "polib", "sacrebleu", "safetensors", "sentencepiece", "tensorboard")
+_NEEDED = {"report": _REPORT, "mixture": _REPORT, "verify": _REPORT}  # by command; all others need everything
+
 
 def main() -> None:
-    needed = (
-        "ctranslate2", "jinja2", "matplotlib", "polib", "pydantic", "rich", "sacrebleu", "safetensors", "sentencepiece",
-        "tensorboard", "typer",
-    )  # fmt: skip
-    if any(find_spec(name) is None for name in needed):
-        print("The command line needs the translation extra: pip install 'multidds[nmt]'", file=sys.stderr)
+    if sys.argv[1:] == ["--version"]:
+        print(f"multidds {__version__}")
+        return
+    if (line := _missing(sys.argv[1:])) is not None:
+        print(line, file=sys.stderr)
         raise SystemExit(2)
     from multidds.nmt.cli import main as run
 
     run()
+
+
+def _missing(arguments: list[str]) -> str | None:
+    """What to install before this command can run."""
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    needed = _REPORT if command is None else _NEEDED.get(command, _NMT)
+    if all(find_spec(name) for name in needed):
+        return None
+    if command in _NEEDED:
+        return f"multidds {command} needs an extra: pip install 'multidds[report]'"
+    return "The command line needs the translation extra: pip install 'multidds[nmt]'"
 
 
 if __name__ == "__main__":

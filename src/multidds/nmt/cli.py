@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from multidds import __version__
+
 from . import display, launch
 from .display import err, out, say
 from .errors import UserError
@@ -27,6 +29,17 @@ app = typer.Typer(
 )
 corpora = typer.Typer(help="Make a corpus to train on.", no_args_is_help=True)
 app.add_typer(corpora, name="corpus")
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version, and stop.")] = False,
+) -> None:
+    """Multilingual translation with a learned mixture: prepare, train, translate, evaluate."""
+    if version:
+        out.print(f"multidds {__version__}")
+        raise typer.Exit
+
 
 Recipe = Annotated[Path, typer.Argument(help="The recipe, a TOML file; see recipes/.", show_default=False)]
 Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
@@ -259,12 +272,18 @@ def experiment(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold some.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, Trainer checkpoints, Lightning logs or saved histories; or folders that hold some.",
+            show_default=False,
+        ),
+    ],
     to: Annotated[
         Path, typer.Option("-o", "--output", help="The folder for report.html, tables/ and figures/.")
     ] = Path("report"),
 ) -> None:
-    """Make a page of tables and figures from runs: BLEU with significance, mixtures, rewards, costs."""
+    """Make a page from runs of any trainer: mixtures, rewards, what was learned; BLEU, significance, costs."""
     from .report import report as write
 
     with display.spinner() as show:
@@ -297,7 +316,12 @@ def verify(
 
 @app.command()
 def mixture(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder of a run, a Trainer checkpoint, a Lightning log or a saved history.", show_default=False
+        ),
+    ],
     average: Annotated[
         bool, typer.Option("--average", help="The mean over all steps: a mixture counts by the steps drawn from it.")
     ] = False,

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import sentencepiece
 
 from .config import Config, Data, Pair
 from .corpora import files_of, read_columns, read_pairs
@@ -24,6 +23,9 @@ from .sharding import Shard, Span
 from .shards import Numbers, ShardWriter, token_type
 from .vocabulary import UNKNOWN, load_model, load_vocabulary, model_digests, model_of, pieces_of, tag_of
 
+if TYPE_CHECKING:
+    import sentencepiece
+
 _MODELS = 16  # of sentencepiece that a process keeps: those of a few languages, not of ten thousand
 
 
@@ -31,7 +33,7 @@ _MODELS = 16  # of sentencepiece that a process keeps: those of a few languages,
 class Encoder:
     """Text of one language to the token numbers of one side."""
 
-    model: sentencepiece.SentencePieceProcessor
+    model: "sentencepiece.SentencePieceProcessor"
     numbers: Numbers  # [piece of the model] -> token of the side
 
     @classmethod
@@ -41,7 +43,7 @@ class Encoder:
         return cls.of(config, model, _numbered(load_vocabulary(folder)[side]))
 
     @classmethod
-    def of(cls, config: Config, model: sentencepiece.SentencePieceProcessor, tokens: Mapping[str, int]) -> "Encoder":
+    def of(cls, config: Config, model: "sentencepiece.SentencePieceProcessor", tokens: Mapping[str, int]) -> "Encoder":
         tags = {tag_of(target) for target in config.data.targets}  # a piece that looks like a tag is not one
         numbers = [UNKNOWN if piece in tags else tokens[piece] for piece in pieces_of(model)]
         return cls(model, np.array(numbers, dtype=token_type(len(tokens))))

@@ -1,13 +1,16 @@
 """The mixture of a run in the words of other trainers: what a small model learned can steer a big one elsewhere.
 
-Reads config.json and records.jsonl only. Every format is a pure function from {name: probability} to text, with numbers
-that read back as the same floats; what the other trainer does with them is its own.
+Reads config.json and records.jsonl, or the histories of other trainers. Every format is a pure function from
+{name: probability} to text, with numbers that read back as the same floats; what the other trainer does with them is
+its own.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from multidds.history import find_history, moments_of
 
 from .config import read_run, suggestion
 from .errors import UserError
@@ -17,7 +20,12 @@ History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), b
 
 
 def read_history(run: Path) -> tuple[History, int]:
-    """Every mixture of a run, from the one that it started with, and how many steps are on record."""
+    """Every mixture of a run, from the one that it started with, and how many steps are on record.
+
+    A run is one of ours, or what another trainer has left of a mixture (see `multidds.history`).
+    """
+    if not (run / FILE).exists() and find_history(run) is not None:
+        return _history_elsewhere(run)
     read_run(run)  # says so where it is not a run
     records = read_records(run)
     history = [(record.step, record.mixture) for record in records if isinstance(record, Started | Updated)]
@@ -26,11 +34,26 @@ def read_history(run: Path) -> tuple[History, int]:
     return history, max(record.step for record in records)
 
 
+def _history_elsewhere(run: Path) -> tuple[History, int]:
+    try:
+        moments = moments_of(run)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(str(error) if isinstance(error, ValueError) else f"{run}: has no mixture.") from None
+    if not moments:
+        raise UserError(f"{run}: has no mixture; was a balancer at work there?")
+    for moment in moments:
+        if abs(math.fsum(moment.mixture.values()) - 1) > 1e-3:
+            raise UserError(
+                f"{run}: this log has only the datasets that moved most; mixture.jsonl in the output folder has all."
+            )
+    return [(moment.step, moment.mixture) for moment in moments], moments[-1].step
+
+
 def mixture_at(run: Path, step: int) -> dict[str, float]:
     """The mixture after `step` steps, the update of that very step included."""
     history, steps = read_history(run)
-    if not 0 <= step <= steps:
-        raise UserError(f"--at {step}: {run} has records of steps 0 to {steps}.")
+    if not history[0][0] <= step <= steps:
+        raise UserError(f"--at {step}: {run} has records of steps {history[0][0]} to {steps}.")
     return [mixture for since, mixture in history if since <= step][-1]
 
 

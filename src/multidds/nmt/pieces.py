@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
 from .config import Config, Data
 from .corpora import files_of, read_columns
@@ -33,6 +32,8 @@ def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
     if first is None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
         raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
+    import sentencepiece
+
     model = io.BytesIO()  # sentencepiece itself would not notice a full disk
     mistakes: list[UserError] = []  # in the text; sentencepiece would wrap them in its own words
     sentencepiece.set_random_generator_seed(1)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
 from .catalogues.folder import check_made
 from .config import Config
@@ -146,6 +145,8 @@ def _splits(config: Config) -> list[str]:
 
 def _fingerprint(config: Config, inputs: Mapping[str, Input]) -> str:
     """What the result depends on: the settings, the content of every input file, and the versions that made it."""
+    import sentencepiece
+
     digests = {path: found.digest for path, found in inputs.items()}
     parts = [LAYOUT, sentencepiece.__version__, _settings(config), digests]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

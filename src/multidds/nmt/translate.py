@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import ctranslate2
+from typing import TYPE_CHECKING, Any
 
 from . import checkpoints
 from .config import VOCABULARY, Config, read_run
@@ -31,6 +29,9 @@ from .vocabulary import (
     pieces_of,
     tag_of,
 )
+
+if TYPE_CHECKING:
+    import ctranslate2
 
 STAMP = "multidds.json"
 _REMEDY = "'multidds evaluate' and 'translate' make it again."
@@ -103,7 +104,9 @@ def convert(config: Config, weights: Mapping[str, Any], vocabulary: Mapping[str,
     spec.save(str(folder))
 
 
-def open_model(folder: Path, threads: int = 0, int8: bool = False) -> ctranslate2.Translator:
+def open_model(folder: Path, threads: int = 0, int8: bool = False) -> "ctranslate2.Translator":
+    import ctranslate2
+
     # A batch per thread, not threads per batch: those wait for each other by spinning, and on a machine with
     # other work that takes many times longer than the translation.
     return ctranslate2.Translator(
@@ -117,7 +120,7 @@ def open_model(folder: Path, threads: int = 0, int8: bool = False) -> ctranslate
 
 
 def begin(
-    model: ctranslate2.Translator,
+    model: "ctranslate2.Translator",
     config: Config,
     sources: list[list[str]],
     beam: int | None = None,

@@ -1,20 +1,21 @@
 """Tokens: special ones, language tags, and where the sentencepiece models and the vocabularies of a folder are.
 
 vocabulary.json holds the digests of the models beside it. Imports neither torch nor numpy, so that translation starts
-at once.
+at once, and sentencepiece only where a model is read.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import sentencepiece
+from typing import TYPE_CHECKING, Any
 
 from .config import Config
 from .errors import DamagedError
 from .names import file_name
 from .sealed import read_sealed, sealed, sha256
+
+if TYPE_CHECKING:
+    import sentencepiece
 
 SPECIALS = ("<unk>", "<s>", "</s>")
 UNKNOWN, BEGIN, END = range(3)
@@ -46,8 +47,10 @@ def model_file(name: str) -> str:
 
 def load_model(
     folder: Path, name: str, digests: Mapping[str, str] | None = None
-) -> sentencepiece.SentencePieceProcessor:
+) -> "sentencepiece.SentencePieceProcessor":
     """A sentencepiece model of a folder. `digests`: of the files there; by default those in its vocabulary.json."""
+    import sentencepiece
+
     path = folder / model_file(name)
     digests = model_digests(folder) if digests is None else digests
     content = path.read_bytes() if path.exists() else b""
@@ -59,7 +62,7 @@ def load_model(
         raise DamagedError(f"{path}: is no sentencepiece model; {_REMEDY}") from None
 
 
-def pieces_of(model: sentencepiece.SentencePieceProcessor) -> list[str]:
+def pieces_of(model: "sentencepiece.SentencePieceProcessor") -> list[str]:
     """The pieces of a model, by number."""
     result: list[str] = model.id_to_piece(list(range(model.get_piece_size())))
     return result

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import polib
-
 from ..errors import UserError
 from .cleaning import Pair
 from .languages import FIRST_ONE_LAST_MANY, language_of
@@ -181,6 +179,8 @@ _Entry = tuple[str, str, list[str]]  # English, its plural or "", translations
 
 
 def _po_entries(data: bytes) -> tuple[list[_Entry], int]:
+    import polib
+
     try:
         # polib splits lines where Python does, which is more often than gettext does.
         text = re.sub("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", " ", data.decode("utf-8-sig"))

@@ -5,7 +5,6 @@ Nothing here uses pyplot, a display or global state. A figure knows its SVG and 
 
 import io
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,15 @@ from functools import cached_property
 from typing import Any
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from ..names import drawable, file_name
+from ..names import drawable
 
 __all__ = ["COLOURS", "INK", "MANY", "MARKS", "Canvas", "Figure", "colour_bar", "draw_series", "drawn", "legend",
-           "name_rows", "over_steps", "thinned"]  # fmt: skip
+           "name_rows", "over_steps", "saved", "thinned"]  # fmt: skip
 
 INK = "#1c1c1e"  # text and axes; on a page it becomes the colour of the page's text
 # Okabe and Ito's colours, which colour-blind people can tell apart, and three more; legible on white and on black.
@@ -39,39 +39,34 @@ _STYLE: Any = {
 }  # fmt: skip
 
 
+NOTHING = Markup("")
+
+
 @dataclass(frozen=True)
 class Figure:
     key: str  # its name as a file
     title: str
     caption: str
-    canvas: Canvas | None  # None: the caption says why there is nothing to draw
+    canvas: Canvas | None  # None: there is nothing to draw
+    chart: Markup = NOTHING  # the same on a page; empty where a row of charts shows it already
 
     @cached_property
     def svg(self) -> str:
-        return self._saved("svg").decode("utf-8")
+        assert self.canvas is not None
+        return saved(self.canvas, "svg").decode("utf-8")
 
     def pdf(self) -> bytes:
-        return self._saved("pdf")
-
-    def inline(self) -> str:
-        """The SVG as a part of a page: in the page's text colour, its ids its own, without a head."""
-        body = self.svg
-        body = body[body.index("<svg") :].replace(INK, "currentColor")
-        body = re.sub(r"(?s)<metadata>.*?</metadata>", "", body)
-        mark = file_name(self.key)
-        body = re.sub(r'\bid="', f'id="{mark}.', body)
-        body = re.sub(r'(xlink:href="#|url\(#)', rf"\1{mark}.", body)
-        body = re.sub(r'<svg ([^>]*?)width="[^"]*" ?', r"<svg \1", body, count=1)
-        body = re.sub(r'<svg ([^>]*?)height="[^"]*" ?', r'<svg role="img" \1', body, count=1)
-        return re.sub(r"\n\s*", "\n", body)
-
-    def _saved(self, kind: str) -> bytes:
         assert self.canvas is not None
-        file = io.BytesIO()
-        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        with _styled():
-            self.canvas.savefig(file, format=kind, metadata=dates[kind])
-        return file.getvalue()
+        return saved(self.canvas, "pdf")
+
+
+def saved(canvas: Canvas, kind: str) -> bytes:
+    """A figure as SVG or PDF, the same bytes every time."""
+    file = io.BytesIO()
+    dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with _styled():
+        canvas.savefig(file, format=kind, metadata=dates[kind])
+    return file.getvalue()
 
 
 @contextmanager

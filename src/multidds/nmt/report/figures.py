@@ -1,6 +1,7 @@
 """The figures of a report: every figure of the paper, and some that it lacks.
 
-What is drawn is here, how it is drawn in drawing.py. Where there is nothing to draw, the caption says what is missing.
+What is drawn is here, how it is drawn for papers in drawing.py and for the page in charts.py. One without a canvas has
+nothing to draw.
 """
 
 import math
@@ -9,6 +10,7 @@ import statistics
 from collections.abc import Iterator
 
 from ..names import drawable
+from . import charts
 from .drawing import (
     COLOURS,
     INK,
@@ -142,7 +144,13 @@ def reward_variance(setting: Setting, run: Run) -> Figure:
         f"Between datasets: the variance over the datasets within an update. Over {WINDOW} updates: the variance of a "
         f"dataset's reward over a window of {WINDOW} updates, averaged over the datasets."
     )
-    return Figure(key, title, caption, drawn(draw))
+    series = {
+        f"{REWARDS[reward]}, {what}": [(float(step), value) for step, value in points]
+        for reward, both in found.items()
+        for points, what in zip(both, ("between datasets", f"over {WINDOW} updates"), strict=True)
+        if points
+    }
+    return Figure(key, title, caption, drawn(draw), charts.lines(series, "variance", title))
 
 
 def variances(run: Run, reward: str) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
@@ -174,7 +182,9 @@ def mean_measure(setting: Setting, measure: str, called: str, caption: str) -> F
         panel.set_ylabel(f"mean {called}")
         legend(canvas, panel, 2)
 
-    return Figure(key, title, f"{caption}, averaged over the dev sets; first seeds.", drawn(draw))
+    series = {run.label: [(float(r.step), r.means[measure]) for r in run.validations] for run in runs}
+    chart = charts.lines(series, f"mean {called}", title)
+    return Figure(key, title, f"{caption}, averaged over the dev sets; first seeds.", drawn(draw), chart)
 
 
 def dev_losses(setting: Setting, run: Run) -> Figure:
@@ -208,8 +218,10 @@ def passes_over_datasets(setting: Setting) -> Figure:
         panel.set_ylabel("language pair, smallest first")
         legend(canvas, panel, 2)
 
-    return Figure(key, title, "How often each training set has been gone through; first seeds.",
-                  drawn(draw, max(3.2, 0.15 * len(order) + 1.4)))  # fmt: skip
+    caption = "How often each training set has been gone through, the smallest first; first seeds."
+    last_passes = {run.label: run.validations[-1].passes for run in runs}
+    chart = charts.dots(order, last_passes, "passes at the end of the run", title, log=True)
+    return Figure(key, title, caption, drawn(draw, max(3.2, 0.15 * len(order) + 1.4)), chart)
 
 
 def alignment(setting: Setting, run: Run) -> Figure:
@@ -276,7 +288,12 @@ def priority_differences(setting: Setting) -> Figure:
         legend(canvas, panel, 2)
 
     caption = "Ordered by the dev perplexity of the regular run's best model; the first seeds."
-    return Figure(key, title, caption, drawn(draw, max(3.2, 0.15 * len(ordered) + 1.4)))
+    gains = {
+        f"{name} - regular": {pair: (run.bleu_of(pair) or 0.0) - (base.bleu_of(pair) or 0.0) for pair in ordered}
+        for name, run in runs.items()
+    }
+    chart = charts.dots(ordered, gains, "difference in BLEU", title)
+    return Figure(key, title, caption, drawn(draw, max(3.2, 0.15 * len(ordered) + 1.4)), chart)
 
 
 def cost(setting: Setting) -> Figure:
@@ -301,7 +318,9 @@ def cost(setting: Setting) -> Figure:
         panel.set_ylabel("average BLEU")
         legend(canvas, panel, 2)
 
-    return Figure(key, title, "Means over seeds where there are several.", drawn(draw))
+    rows = {f"{label}: {bleu:.2f} BLEU": spent for label, spent, bleu in points}
+    chart = charts.dots(list(rows), {"updates": rows}, "seconds of updates, in % of the seconds of steps", title)
+    return Figure(key, title, "Means over seeds where there are several.", drawn(draw), chart)
 
 
 def _first(setting: Setting, label: str | None) -> list[Run]:

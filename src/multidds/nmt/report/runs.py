@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from multidds.history import moments_of
+
 from ..changes import HARMLESS, changed_keys
 from ..config import Config, MixtureSettings, read_run
 from ..errors import UserError
 from ..records import FILE, AlignmentFacts, AnyRecord, Started, Updated, Validated, read_records
 from ..scores import read_scores
+from .courses import Course, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
 _ELSEWHERE = {*HARMLESS, "data.folder", "train.seed", "train.device"}
@@ -197,16 +200,37 @@ def _place(label: str) -> int:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs that are, or are below, the given folders, in the order of their paths."""
-    found: dict[Path, Run] = {}
+    """The runs of this application that are, or are below, the given folders, in the order of their paths."""
+    return found_in(folders)[0]
+
+
+def found_in(folders: Iterable[Path]) -> tuple[list[Run], list[Course]]:
+    """(our runs, runs of other trainers that have a history of their mixture) of the given folders and below them."""
+    runs: dict[Path, Run] = {}
+    courses: dict[Path, Course] = {}
     for folder in folders:
         if not folder.exists():
             raise UserError(f"{folder}: there is no such folder.")
-        below = list(_run_folders(folder))
-        if not below:
-            raise UserError(f"{folder}: is not a run, and there is none below it (a run has a config.json).")
-        found |= {path.resolve(): read(path) for path in below}
-    return list(found.values())
+        ours = {path.resolve(): read(path) for path in _run_folders(folder)}
+        others = {} if ours else {course.folder.resolve(): course for course in read_courses(folder)}
+        if not ours and not others:
+            raise UserError(
+                f"{folder}: is not a run, and there is none below it (a run has a config.json and records.jsonl; other "
+                "trainers have a mixture.jsonl, a trainer_state.json or a metrics.csv with a mixture in it)."
+            )
+        runs |= ours
+        courses |= others
+    return list(runs.values()), list(courses.values())
+
+
+def course_of(run: Run) -> Course:
+    """What the mixture of one of our runs did, and its validations."""
+    validations = {
+        name: [(float(record.step), record.dev_loss[name]) for record in run.validations if name in record.dev_loss]
+        for name in run.names
+    }
+    label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
+    return Course(label, run.folder, moments_of(run.folder), validations)
 
 
 def _run_folders(folder: Path) -> Iterable[Path]:

@@ -14,9 +14,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .courses import Course
 from .runs import Run, Setting, differences
 
 SIGNIFICANT = 0.05
+_LONGEST = 200  # rows of a table of datasets
 Compare = Callable[[Path, Path], dict[str, dict[str, Any]]]  # significance.compare
 
 
@@ -324,8 +326,31 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
             table.notes.append(
                 f"{run.folder} repeats another run's method and seed and is left out of the other tables."
             )
-    table.columns = named(*table.rows[0])
+    table.columns = named(*table.rows[0]) if table.rows else {}
     table.notes += _signatures([run for setting in settings for run in setting.runs], ("bleu", "chrf"))
+    return table
+
+
+def mixtures(key: str, course: Course) -> ReportTable:
+    """Where a mixture began and where it is: a row for each dataset, those that moved most first."""
+    first, last = course.began, course.moments[-1]
+    order = sorted(last.mixture, key=lambda name: (-abs(last.mixture[name] - first.get(name, 0.0)), name))
+    columns = {
+        "dataset": "dataset",
+        "prior": "prior (%)",
+        "now": f"step {last.step:,} (%)",
+        "change": "change (points)",
+    }
+    more = {group: group for group in ("reward", "noise", "passes") if last.groups.get(group)}
+    table = ReportTable(key, f"{course.label}: the mixture", columns | more)
+    for name in order[:_LONGEST]:
+        before, now = first.get(name), last.mixture[name]
+        moved = None if before is None else 100 * (now - before)
+        row = {"dataset": text(name), "prior": number(None if before is None else 100 * before, ".3g")}
+        row |= {"now": number(100 * now, ".3g"), "change": number(moved, "+.2f")}
+        table.rows.append(row | {group: number(last.groups[group].get(name), ".3g") for group in more})
+    if len(order) > _LONGEST:
+        table.notes.append(f"The {_LONGEST} of {len(order):,} datasets that moved most.")
     return table
 
 
