@@ -248,6 +248,13 @@ def test_a_fault_of_one_process_ends_all_with_one_message(text, tmp_path, fault,
 
 
 @pytest.mark.slow
+def test_a_signal_before_the_first_step_is_one_message_too(text, tmp_path):
+    done = launched(tmp_path / "run", text, faults={"0": [[1, "_optimizer", 0, "SIGTERM"]]})
+    assert done.returncode == 1
+    assert said(done) == ["multidds: stopped."]
+
+
+@pytest.mark.slow
 def test_a_mistake_that_all_processes_see_is_said_once(text, tmp_path):
     done = launched(tmp_path / "run", text, "train.max_step=3")
     (line,) = said(done)

@@ -1,8 +1,8 @@
 """The command line in a launched process, with faults: FAULTS = {restart: [[rank, place, step, what], ...]}.
 
-place: "step", "update", "validate" or "save", a method of the training or of its balancer; step: in or after which one;
-what: "kill", or seconds until the system ends the process in the middle of whatever it does; "poison" (a weight that is
-not finite), "full" (files may not grow), a signal's name, or "slow".
+place: a method of the training or of its balancer, "step", "update", "validate", "save" or "_optimizer" (while the
+training is being made); step: in or after which one; what: "kill", or seconds until the system ends the process in the
+middle of whatever it does; "poison" (a weight that is not finite), "full" (files may not grow), a signal, "slow".
 """
 
 import json
@@ -44,7 +44,7 @@ def inject(rank, place, step, what):
     original = getattr(owner, name)
 
     def faulty(self, *arguments):
-        at = arguments[0] if place == "update" else self.progress.step
+        at = arguments[0] if place == "update" else 0 if place == "_optimizer" else self.progress.step
         if at == step and os.environ["RANK"] == str(rank):
             strike(what, self)
         return original(self, *arguments)
