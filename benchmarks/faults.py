@@ -10,6 +10,7 @@ With --results every outcome is a line of that file, and the same command again 
 """
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -27,6 +28,12 @@ from fault_damage import DAMAGE, copy_damaged, flip, opened, used
 from fault_ranks import NOTICED, RANKS, Death, newest_whole, starts_of, steps_lost
 from fault_world import TWO, Command, Ended, World, make_world, mount
 
+# Once, for all the processes that are forked: of the commands, and of what they import when they need it.
+IMPORTED = (
+    "multidds.nmt.cli", "multidds.nmt.evaluate", "multidds.nmt.report", "multidds.nmt.train",
+    "multidds.nmt.dev_translation", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer",
+    "torch._dynamo", "torch.distributed.launcher.api", "matplotlib.backends.backend_pdf", "fontTools.subset",
+)  # fmt: skip
 USED = 0.35  # of the damaged files, how many are also read by a command
 
 
@@ -270,12 +277,9 @@ def main() -> None:
     chosen = [kind for kind in chosen if wanted & set(KINDS[kind][1])]
     import torch
 
-    import multidds.nmt.cli
-    import multidds.nmt.evaluate
-    import multidds.nmt.report
-    import multidds.nmt.train  # noqa: F401  once, for all the processes that are forked
-
     torch.set_num_threads(1)
+    for module in IMPORTED:
+        importlib.import_module(module)
     began = time.monotonic()
     results = Results(given.results, {"seed": given.seed, "kinds": given.kinds, "commands": given.commands})
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:

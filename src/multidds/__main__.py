@@ -12,8 +12,10 @@ def main() -> None:
     if any(find_spec(name) is None for name in needed):
         print("The command line needs the translation extra: pip install 'multidds[nmt]'", file=sys.stderr)
         raise SystemExit(2)
-    from multidds.nmt.cli import main as run
-
+    try:
+        from multidds.nmt.cli import main as run
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     run()
 
 
