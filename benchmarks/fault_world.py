@@ -44,7 +44,7 @@ width = 16
 inner = 32
 heads = 2
 [train]
-max_steps = 24
+max_steps = 16
 tokens = 400
 batch_tokens = 200
 pool = 4
@@ -282,7 +282,8 @@ def commands_of(root: Path) -> dict[str, Command]:
         shutil.copytree(root / "shelf", place / "corpus" / "wheels", ignore=shutil.ignore_patterns("*.toml"))
 
     def run(place: Path) -> None:
-        shutil.copytree(root / "done" / "run", place / "run", ignore=shutil.ignore_patterns("export", "scores.json"))
+        made = shutil.ignore_patterns("export", "scores.json", "hypotheses", "references")
+        shutil.copytree(root / "done" / "run", place / "run", ignore=made)
 
     def nothing(place: Path) -> None:
         pass

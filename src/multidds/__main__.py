@@ -17,8 +17,10 @@ def main() -> None:
     if (line := _missing(sys.argv[1:])) is not None:
         print(line, file=sys.stderr)
         raise SystemExit(2)
-    from multidds.nmt.cli import main as run
-
+    try:
+        from multidds.nmt.cli import main as run
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     run()
 
 

@@ -1,5 +1,6 @@
 """Balancing inside the real Trainer: equal to a plain loop, resumed exactly, whatever reads the data."""
 
+import contextlib
 import gc
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import socket
 import weakref
 from operator import attrgetter
+from types import SimpleNamespace
 
 import huggingface_trainer
 import pytest
@@ -43,6 +45,7 @@ from transformers import (
 
 from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of
 from multidds.huggingface import BalanceCallback, MixedDataset
+from multidds.huggingface.refusals import check_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
@@ -439,6 +442,17 @@ def test_the_example_ends_with_a_lower_mean_test_loss_than_its_baseline(capsys):
     assert "learned" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("version", "accepted"), [(2, True), (1, False)])
+def test_fsdp_of_the_second_version_is_taken_for_shards(tmp_path, monkeypatch, version, accepted):
+    """accelerate has no FSDP on a CPU: what is tested is that we do not stand in its way."""
+    trainer, _ = trainer_of(tmp_path)
+    trainer.is_fsdp_enabled = True
+    plugin = SimpleNamespace(fsdp_version=version)
+    monkeypatch.setitem(trainer.accelerator.state._shared_state, "fsdp_plugin", plugin)
+    with contextlib.nullcontext() if accepted else pytest.raises(ValueError, match=r"\(FSDP1 or XLA's FSDP\)"):
+        check_model(trainer)
+
+
 def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
     mixed = MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1)
     for path, value, message in (
@@ -447,9 +461,9 @@ def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
         ("eval_dataset", None, r"eval_dataset must be \{name: dev set\}, but there is none"),
         ("eval_dataset", {}, "^Balancer: there must be at least one dev set.$"),
         ("is_fsdp_enabled", True, r"split over processes \(FSDP1 or XLA's FSDP\) are not supported. Train with whole"),
-        ("is_deepspeed_enabled", True, r"split over processes \(DeepSpeed\)"),
+        ("is_deepspeed_enabled", True, r"split over processes \(DeepSpeed\).* learned before: Replay\.$"),
         ("args.parallelism_config", object(), r"split over processes \(parallelism_config\)"),
-        ("model.tp_size", 2, r"split over processes \(tensor parallelism\)"),
+        ("model.tp_size", 2, r"split over processes \(tensor parallelism\).* Replay\.$"),
         ("args._n_gpu", 2, "DataParallel is not supported; start one process per GPU"),
         ("args.auto_find_batch_size", True, "auto_find_batch_size would change .* Set it to False"),
         ("args.train_sampling_strategy", "group_by_length", "='group_by_length' would .* Set it to 'sequential'"),

@@ -480,7 +480,11 @@ def test_what_cannot_be_done_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
-        (FSDPStrategy, {}, "but the strategy is FSDPStrategy; use one device, strategy='ddp' or ModelParallelStrategy"),
+        (
+            FSDPStrategy,
+            {},
+            "strategy is FSDPStrategy; use one device, strategy='ddp' or ModelParallelStrategy, or .* Replay",
+        ),
         (ModelParallelStrategy, {"reward": "moving-average"}, "of which Lightning would save those of one rank"),
     ],
 )

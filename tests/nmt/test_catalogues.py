@@ -375,6 +375,7 @@ def test_a_process_that_is_stopped_leaves_no_corpus(shelf, tmp_path, how):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # the pip that our test has started
     else:
         assert process.returncode == 130
+        assert error.endswith("multidds: stopped.\n")
         assert "Traceback" not in error
     assert not (tmp_path / "corpus" / "corpus.json").exists()
     command(tmp_path / "corpus", shelf)

@@ -83,24 +83,34 @@ def whole(text, tmp_path_factory):
 
 
 def documented():
-    """The commands of the page that run here."""
-    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
-    found = re.findall(r"^(?:torchrun|accelerate) .*recipes/tiny\.toml.*$", page, re.MULTILINE)
-    assert len(found) == 2
-    return found
+    """The launchers' commands of all pages, with two processes, and two machines of one process each."""
+    pages = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "log"]
+    found = re.findall(r"(?:^|`)((?:torchrun|accelerate launch) [^`\n]*multidds train [^`\n]*)", "\n".join(pages), re.M)
+    for change in (
+        (r"R\.toml", "recipes/tiny.toml"),
+        (r"--folder \S+", "--folder runs/two"),
+        (r"--nnodes 4", "--nnodes 2"),
+    ):
+        found = [re.sub(*change, line) for line in found]
+    found = [re.sub("-node 8", "-node 1" if "--nnodes" in line else "-node 2", line) for line in found]
+    assert len(set(found)) == 4
+    return list(dict.fromkeys(found))
 
 
-@pytest.mark.parametrize("line", documented(), ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("line", documented(), ids=lambda line: " ".join(line.split()[:2]))
 @pytest.mark.slow
 def test_a_documented_command_trains_as_one_process_does(text, monkeypatch, tmp_path, line):
     overrides = ("model.dropout=0", "train.tokens=300")
-    program, *arguments = shlex.split(line)
+    program, *arguments = shlex.split(line.replace("FIRST:29500", f"localhost:{free_port()}"))
     arguments = [str(ROOT / part) if part == "recipes/tiny.toml" else part for part in arguments]
     arguments[arguments.index("--folder") + 1] = str(tmp_path / "two")
     command = [str(SCRIPTS / program), *arguments, *sets(overrides)]
-    done = subprocess.run(command, cwd=text, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Finished after 12 steps") == done.stdout.count("step 12  loss") == 1
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    machines = [subprocess.Popen(command, cwd=text, **pipes) for _ in range(1 + ("--nnodes" in line))]
+    ends = [machine.communicate(timeout=300) for machine in machines]
+    assert all(machine.returncode == 0 for machine in machines), ends
+    out = "".join(out for out, _ in ends)
+    assert out.count("Finished after 12 steps") == out.count("step 12  loss") == 1
     train(small_config(text, monkeypatch, *overrides), tmp_path / "one", Silent())
     one, two = records(tmp_path / "one"), records(tmp_path / "two")
     assert [(record["kind"], record["step"]) for record in one] == [(record["kind"], record["step"]) for record in two]
@@ -193,6 +203,32 @@ def test_ctrl_c_stops_all_and_another_number_goes_on(text, monkeypatch, tmp_path
     )
 
 
+@pytest.mark.slow
+def test_another_number_of_processes_takes_every_example_as_before(text, monkeypatch, tmp_path):
+    """Two, then one, then two again, stopped in the middle of pools: with dropout 0 as one that was never stopped."""
+    overrides = ("model.dropout=0", "train.tokens=300", "train.log_every=1")
+    two = tmp_path / "two"
+    launched(two, text, *overrides, faults={"0": [[1, "step", 4, "SIGTERM"]]})
+    stop = iter([False, False, False, True])
+    show, config = Silent(), small_config(text, monkeypatch, *overrides)
+    with monkeypatch.context() as patch:
+        patch.setattr(Processes, "any", lambda self, here: next(stop))
+        assert train(config, two, show).step == 9
+    assert show.lines[0].startswith("going on after step 5, with 1 process instead of 2: mixture, counts and the next")
+    done = launched(two, text, *overrides)
+    assert done.stdout.startswith("going on after step 9, with 2 processes instead of 1: mixture, counts and the next")
+    train(config, tmp_path / "one", Silent())
+    for ours, theirs in zip(records(tmp_path / "one"), records(two), strict=True):
+        assert [ours.get(key) for key in ("kind", "step", "passes", "tokens", "sentences")] == [
+            theirs.get(key) for key in ("kind", "step", "passes", "tokens", "sentences")
+        ]
+        for key in ("loss", "mixture", "dev_loss"):  # of other sentences it would be another
+            if key in ours:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
+    states = [checkpoints.read(checkpoints.listed(run)[-1])[1] for run in (tmp_path / "one", two)]
+    assert states[0]["stream"] == states[1]["stream"]
+
+
 # ---------------------------------------------------------------------------------------------- faults
 
 
@@ -212,21 +248,23 @@ def test_ranks_killed_anywhere_are_noticed_and_a_restart_goes_on(text, whole, tm
     same_runs(whole, tmp_path / "run")
 
 
+@pytest.mark.parametrize("fault", [[0, "step", 3], [1, "update", 5], [0, "validate", 12], [1, "save", 4]], ids=str)
 @pytest.mark.slow
-def test_a_death_is_noticed_without_a_launcher_that_watches(text, tmp_path):
-    command, environment = torchrun(tmp_path / "run", "train.max_steps=0", "train.max_epochs=100000")
-    command = [sys.executable, *command[command.index("-m") :]]
+def test_a_death_is_noticed_without_a_launcher_that_watches(text, tmp_path, fault):
+    command, environment = torchrun(tmp_path / "run", *TRANSLATED, faults={"0": [[*fault, "kill"]]})
+    command = [sys.executable, *command[command.index(str(FAULTY)) :]]
     port, both = free_port(), []
     for rank in ("0", "1"):
         place = dict(zip(launch.LAUNCHED, (rank, "2", "127.0.0.1", port), strict=True))
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         both.append(subprocess.Popen(command, cwd=text, env=environment | place, **pipes))
-    assert both[0].stdout.readline().startswith("step 3")
-    both[0].kill()
-    out, end = both[1].communicate(timeout=LATE)
-    both[0].communicate()
-    assert (both[1].returncode, out) == (1, "")
-    assert end == "multidds: rank 0 of 2 has ended, so all end; the same command goes on from the last checkpoint.\n"
+    dead = fault[0]
+    assert both[dead].wait(timeout=120) == -signal.SIGKILL
+    _, end = both[1 - dead].communicate(timeout=LATE)
+    both[dead].communicate()
+    assert both[1 - dead].returncode == 1
+    last = "the same command goes on from the last checkpoint."
+    assert end == f"multidds: rank {dead} of 2 has ended, so all end; {last}\n"
 
 
 @pytest.mark.parametrize(
@@ -234,8 +272,9 @@ def test_a_death_is_noticed_without_a_launcher_that_watches(text, tmp_path):
     [
         ([1, "step", 6, "poison"], r"step 7: the loss or its gradient is not finite on .*step-00000004\.safetensors\."),
         ([0, "save", 8, "full"], r".*step-00000008\.safetensors: cannot be written: .*"),
+        ([1, "update", 5, "ENOSPC"], r"data: No space left on device"),
     ],
-    ids=["poison", "full"],
+    ids=["poison", "full", "update"],
 )
 @pytest.mark.slow
 def test_a_fault_of_one_process_ends_all_with_one_message(text, tmp_path, fault, message):
@@ -245,6 +284,13 @@ def test_a_fault_of_one_process_ends_all_with_one_message(text, tmp_path, fault,
     assert re.fullmatch("multidds: " + message, line)
     assert [path.name for path in checkpoints.listed(tmp_path / "run")] == ["step-00000004.safetensors"]
     assert tensors(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_signal_before_the_first_step_is_one_message_too(text, tmp_path):
+    done = launched(tmp_path / "run", text, faults={"0": [[1, "_optimizer", 0, "SIGTERM"]]})
+    assert done.returncode == 1
+    assert said(done) == ["multidds: stopped."]
 
 
 @pytest.mark.slow
@@ -333,3 +379,35 @@ def test_devices_that_several_processes_cannot_share_are_refused(corpus, monkeyp
     with pytest.raises(UserError, match=r"process \d+ of this machine has no GPU: there are \d+\."):
         device_of(small_config(corpus, monkeypatch, "train.device=cuda"), 2)
     assert device_of(small_config(corpus, monkeypatch, "train.device=cpu"), 2) == torch.device("cpu")
+
+
+def test_every_process_of_a_machine_has_a_gpu_of_its_own(corpus, monkeypatch):
+    """As far as a machine without one can tell."""
+    config, used, made = small_config(corpus, monkeypatch, "train.device=auto"), [], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: made.append(device))
+    for place in (0, 3, 7):
+        monkeypatch.setenv("LOCAL_RANK", str(place))
+        assert device_of(config, 16) == torch.device("cuda", place)
+    assert used == made == [torch.device("cuda", place) for place in (0, 3, 7)]
+    assert device_of(config, 1) == torch.device("cuda")
+    assert len(used) == 3
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(True, "cpu:gloo,cuda:nccl"), (False, "gloo")])
+def test_gradients_go_by_nccl_where_there_are_gpus_and_nobody_is_timed(launcher, monkeypatch, gpus, backend):
+    launcher(0, 2)
+    given, watched = [], []
+    monkeypatch.setattr(launch, "_opened", lambda *_: None)
+    monkeypatch.setattr(launch, "_store", lambda *_: None)
+    monkeypatch.setattr(launch, "_watch", None)
+    monkeypatch.setattr(launch, "_watch_next", lambda *place: watched.append(place))
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *a, **k: given.append((*a, k["timeout"].days)))
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **k: given.append((k["backend"], k["timeout"].days)))
+    launch.form_group()
+    assert given == [(backend, 365), ("gloo", 365)]

@@ -1,10 +1,12 @@
 """The command line in a launched process, with faults: FAULTS = {restart: [[rank, place, step, what], ...]}.
 
-place: "step", "update", "validate" or "save", a method of the training or of its balancer; step: in or after which one;
-what: "kill", or seconds until the system ends the process in the middle of whatever it does; "poison" (a weight that is
-not finite), "full" (files may not grow), a signal's name, or "slow".
+place: a method of the training or of its balancer, "step", "update", "validate", "save" or "_optimizer" (while the
+training is being made); step: in or after which one; what: "kill", or seconds until the system ends the process in the
+middle of whatever it does; "poison" (a weight that is not finite), "full" (files may not grow),
+"ENOSPC" (an error that says so), a signal, or "slow".
 """
 
+import errno
 import json
 import math
 import os
@@ -18,7 +20,7 @@ from multidds import Balancer
 from multidds.nmt import cli
 from multidds.nmt.train import Training
 
-SLOW = 3.0  # seconds
+SLOW = float(os.environ.get("SLOW", "3"))  # seconds
 
 
 def strike(what, training):
@@ -33,6 +35,8 @@ def strike(what, training):
     elif what == "full":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    elif what == "ENOSPC":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data")
     elif what == "slow":
         time.sleep(SLOW)
     else:
@@ -44,7 +48,7 @@ def inject(rank, place, step, what):
     original = getattr(owner, name)
 
     def faulty(self, *arguments):
-        at = arguments[0] if place == "update" else self.progress.step
+        at = arguments[0] if place == "update" else 0 if place == "_optimizer" else self.progress.step
         if at == step and os.environ["RANK"] == str(rank):
             strike(what, self)
         return original(self, *arguments)

@@ -33,7 +33,7 @@ def check_model(trainer: Any) -> None:
     args = trainer.args
     split = (
         "models that are split over processes ({}) are not supported. Train with whole replicas (torchrun without it), "
-        "or with fsdp=True in TrainingArguments, which is FSDP2."
+        "with fsdp=True in TrainingArguments, which is FSDP2, or on a mixture that was learned before: Replay."
     )
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     first = trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2

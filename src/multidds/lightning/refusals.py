@@ -46,7 +46,8 @@ def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None, rewa
         (
             not kinds & _SUPPORTED or kinds & _REFUSED,
             f"probes need the whole model on every device, or the shards of fully_shard, but the strategy is "
-            f"{type(trainer.strategy).__name__}; use one device, strategy='ddp' or ModelParallelStrategy.",
+            f"{type(trainer.strategy).__name__}; use one device, strategy='ddp' or ModelParallelStrategy, or repeat a "
+            "mixture that was learned before: Replay.",
         ),
         (
             "ModelParallelStrategy" in kinds and reward == "moving-average",

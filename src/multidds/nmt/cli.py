@@ -49,7 +49,9 @@ def main() -> None:
     try:
         app()
     except SystemExit as ended:
-        launch.leave(ended.code)
+        if not _is_interrupt(ended):
+            launch.leave(ended.code)
+        launch.end(*_stopped(), lambda text: say(text, err))
     except BaseException as error:
         if (found := _explained(error)) is None:
             if not launch.is_formed():
@@ -58,10 +60,20 @@ def main() -> None:
         launch.end(*found, lambda text: say(text, err))
 
 
+def _is_interrupt(ended: SystemExit) -> bool:
+    """Whether Ctrl-C is behind an end: typer makes an exit code of it, without a word."""
+    cause: BaseException | None = ended
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
 def _explained(error: BaseException) -> tuple[str, int] | None:
     """(one line, exit code) where an error is not ours."""
     if isinstance(error, UserError):
         return f"multidds: {error}", 2
+    if isinstance(error, KeyboardInterrupt):
+        return _stopped()
     if launch.is_loss(error):
         launch.await_the_end()
         return "multidds: another process has ended, so all end; the same command goes on from the last checkpoint.", 1
@@ -70,7 +82,13 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
         return f"multidds: {where}{error.strerror or error}", 2
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error).lower()):
         return "multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.", 2
-    return ("multidds: stopped.", 130) if isinstance(error, KeyboardInterrupt) else None
+    return None
+
+
+def _stopped() -> tuple[str, int]:
+    if launch.is_formed():
+        launch.await_the_end(1.0)  # if this is because another has died
+    return "multidds: stopped.", 130
 
 
 @corpora.command()

@@ -8,6 +8,7 @@ the collectives may take as long as they like.
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -66,6 +67,9 @@ def form_group() -> None:
         first = str(error).splitlines()[0]
         raise UserError(f"rank {rank} of {size} cannot form a group with the others at {place}: {first}") from None
     _watch = store, ring
+    with contextlib.suppress(ValueError):  # not in the main thread
+        # torchrun asks the others to end so when one has died; they should not go without a word.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=_watch_next, args=(rank, size, ring), daemon=True).start()
 
 
@@ -188,5 +192,5 @@ def is_formed() -> bool:
 
 
 def await_the_end(seconds: float = 10.0) -> None:
-    """After a loss: the thread that watches knows who it was, and ends this process in a moment."""
+    """The thread that watches knows whom we have lost, if so it is, and ends this process in a moment."""
     time.sleep(seconds)
