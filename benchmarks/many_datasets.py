@@ -30,7 +30,7 @@ import torch
 from scaling import LENGTH, Transformer, loss
 from torch import Tensor, nn
 
-from multidds import Anchored, Balancer, Mixture, MixtureSampler, batches_of
+from multidds import Anchored, Balancer, Mixture, MixtureSampler, Scorer, batches_of
 from multidds.mixed_probes import MixedProbes
 from multidds.probing import Prober
 from multidds.sources import ProbeSources
@@ -84,7 +84,7 @@ def best(centres: Tensor, goal: Tensor, strength: float) -> Tensor:
     return p
 
 
-def quadratic(n: int, dev_sets: int, width: int, noise: float, updates: int, shares: list[float]) -> None:
+def quadratic(n: int, dev_sets: int, width: int, noise: float, given: int | None, shares: list[float]) -> None:
     generator = torch.Generator().manual_seed(1)
     centres = torch.randn((n, width), generator=generator, dtype=torch.float64)
     goals = 3.0 + 0.5 * torch.randn((dev_sets, width), generator=generator, dtype=torch.float64)
@@ -101,13 +101,13 @@ def quadratic(n: int, dev_sets: int, width: int, noise: float, updates: int, sha
     print(f"{n:,} datasets, {dev_sets} dev sets, {width} parameters, examples with a noise of {noise:g} around centres")
     print("of unit spread. Dev loss at the end of training, as a share of what the best mixture gains over the prior:")
     print(
-        f"  {'looked at':>12} {'examples':>9} {'seconds':>8}  after updates "
-        + "".join(f"{u:>8}" for u in marks(updates))
+        f"  {'looked at':>12} {'examples':>9} {'seconds':>8}  after updates " + "".join(f"{u:>8}" for u in marks(300))
     )
     for share in shares:
         model, mixture = Point(1 + width), Mixture.uniform(names)
         sources = {name: Cloud(with_common(c), noise) for name, c in zip(names, centres, strict=True)}
         dev = {f"k{i}": Cloud(with_common(g), noise) for i, g in enumerate(goals)}
+        updates = given or round(30 / math.sqrt(share))
         passes = max(6, math.ceil(share * n * 2 / Cloud.batch_size))
         steps = 1_000_000
         balancer = Balancer(
@@ -190,7 +190,7 @@ def text(n: int, updates: int, passes: int, batch: int, between: int, warm: int)
     half = {name: (whole[: len(whole) // 2], whole[len(whole) // 2 :]) for name, whole in data.items()}
     train = {name: batches_of(Windows(a), batch, stacked) for name, (a, _) in half.items()}
     dev = {name: batches_of(Windows(b), batch, stacked) for name, (_, b) in half.items()}
-    model = Transformer(width=64, layers=2, heads=4)
+    model = Transformer(width=32, layers=2, heads=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1)
 
@@ -213,17 +213,17 @@ def text(n: int, updates: int, passes: int, batch: int, between: int, warm: int)
         learn(between if number else 0)
         for kind, balancer in kinds.items():
             began = time.process_time()
-            done = balancer.update()
+            balancer.update()
             took[kind].append(time.process_time() - began)
     began = time.process_time()
     learn(20)
     step = (time.process_time() - began) / 20
-    for kind, balancer in kinds.items():  # where the parameters are now
+    for balancer in kinds.values():  # where the parameters are now
         balancer.update()
     full: dict[str, list[dict[str, float]]] = {"cosines": [], "slopes": []}
     for seed in (11, 12):
         probing = {"train": train, "dev": dev, "seed": seed}
-        whole = Balancer(Mixture.uniform(names), model, loss, every=1, **probing)
+        whole = Balancer(Mixture.uniform(names), model, loss, every=1, batches=2, scorer=Scorer(), **probing)
         full["cosines"].append(whole.update().rewards)
         sources = ProbeSources("benchmark", {"train": train, "dev": dev}, seed)
         prober = Prober(model, loss, None, "train", seed, owner="benchmark")
@@ -299,11 +299,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["quadratic", "text", "scale"])
     parser.add_argument("--datasets", type=int, help="by default 10,000; of text 1,000")
-    parser.add_argument("--updates", type=int, help="by default 300; of text 20")
+    parser.add_argument("--updates", type=int, help="by default 20, of quadratic 30 / share ** 0.5")
     parser.add_argument("--noise", type=float, default=3.0, help="of an example of a quadratic loss")
     parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.1, 0.01], help="looked at in an update")
     parser.add_argument("--passes", type=int, default=50, help="text: probe batches of an update")
-    parser.add_argument("--batch", type=int, default=32, help="text: windows of a batch")
+    parser.add_argument("--batch", type=int, default=16, help="text: windows of a batch")
     parser.add_argument("--between", type=int, default=10, help="text: steps between updates")
     parser.add_argument("--warm", type=int, default=400, help="text: steps before the first update")
     parser.add_argument("--threads", type=int, default=1)
@@ -311,7 +311,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     logging.disable(logging.WARNING)
     if args.what == "quadratic":
-        quadratic(args.datasets or 10_000, 100, 16, args.noise, args.updates or 300, args.shares)
+        quadratic(args.datasets or 10_000, 100, 16, args.noise, args.updates, args.shares)
     elif args.what == "text":
         text(args.datasets or 1000, args.updates or 20, args.passes, args.batch, args.between, args.warm)
     else:
