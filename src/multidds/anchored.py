@@ -11,10 +11,12 @@ A dataset that certainly does not help, as one of noise does not, has its share 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from .checks import are, check_state, is_count, is_finite, is_number
+from .carrying import carried
+from .checks import check_state, is_count, is_finite, is_number
+from .packing import are_packed, packed, unpacked
 
 if TYPE_CHECKING:
     from .shrinkage import Belief
@@ -47,16 +49,9 @@ class Anchored:
         """The state of one learned mixture. The prior is the anchor until a step brings another."""
         return Tilt(self, prior)
 
-    def tilted(self, anchor: Sequence[float], belief: "Belief", looks: Sequence[int]) -> list[float]:
-        """The mixture where datasets were looked at in parts, or have groups: an advantage counts as far as it is
-        believed, and what was looked at less than three times is not cut.
-        """
-        furthest = max(belief.advantages)
-        tilts = [math.exp(self.strength * (z - furthest)) for z in belief.advantages]
-        left = [1.0 if n < _FEW else cut for n, cut in zip(looks, cuts(belief.rewards, belief.errors), strict=True)]
-        weights = [q * tilt * cut for q, tilt, cut in zip(anchor, tilts, left, strict=True)]
-        total = math.fsum(weights)
-        return [weight / total for weight in weights]
+    def believing(self) -> "Believing":
+        """The same rule where datasets are looked at in parts, or have groups: it keeps nothing, `shrinkage` does."""
+        return Believing(self)
 
 
 class Tilt:
@@ -153,13 +148,13 @@ class Tilt:
     def state_dict(self) -> dict[str, Any]:
         return {
             "rule": "anchored",
-            "prior": self._prior,
+            "prior": packed(self._prior),
             "updates": self._updates,
-            "advantages": list(self._advantages),
-            "changes": list(self._changes),
+            "advantages": packed(self._advantages),
+            "changes": packed(self._changes),
             "noise": self._noise,
-            "rewards": list(self._rewards),
-            "variances": list(self._variances),
+            "rewards": packed(self._rewards),
+            "variances": packed(self._variances),
             "variance": self._probe_variance,
         }
 
@@ -167,23 +162,76 @@ class Tilt:
         check_state("Anchored", state)
         if state.get("rule") != "anchored":
             raise ValueError("Anchored: the state is of another rule.")
-        numbers = are(is_finite)
+        numbers = are_packed(is_finite)
         lists = dict.fromkeys(("prior", "advantages", "changes", "rewards", "variances"), numbers)
         check_state(
             "Anchored", state, **lists, updates=is_count, noise=is_number,
             variance=lambda value: value is None or is_number(value),
         )  # fmt: skip
         n = len(self._advantages)
-        if wrong := [len(state[key]) for key in lists if len(state[key]) != n]:
+        if wrong := [len(unpacked(state[key])) for key in lists if len(unpacked(state[key])) != n]:
             raise ValueError(f"Anchored: the state is of {wrong[0]} datasets, not {n}.")
+
+    def carried(
+        self, state: Mapping[str, Any], places: Sequence[int | None], probabilities: Sequence[float]
+    ) -> dict[str, Any]:
+        """A state for other datasets. places: where each was; None: it is new, and neither better nor worse."""
+        lists = {key: unpacked(state[key]) for key in ("advantages", "changes", "rewards", "variances")}
+        new = {"advantages": 0.0, "rewards": median(lists["rewards"])}
+        new |= {key: fmean(lists[key]) for key in ("changes", "variances")}
+        return {**state, "prior": self._prior, **{key: carried(lists[key], places, v) for key, v in new.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
-        self._prior, self._advantages = list(state["prior"]), list(state["advantages"])
-        self._updates, self._noise, self._changes = int(state["updates"]), float(state["noise"]), list(state["changes"])
-        self._rewards, self._variances = list(state["rewards"]), list(state["variances"])
+        self._prior, self._advantages = unpacked(state["prior"]), unpacked(state["advantages"])
+        self._rewards, self._variances = unpacked(state["rewards"]), unpacked(state["variances"])
+        self._updates, self._noise = int(state["updates"]), float(state["noise"])
+        self._changes = unpacked(state["changes"])
         self._probe_variance = state["variance"]
         self.signal = self._signal()
+
+
+class Believing:
+    """The tilt of one mixture by what is believed of its datasets."""
+
+    def __init__(self, settings: Anchored) -> None:
+        self._settings = settings
+        self.signal = math.nan  # what of all advantages is the datasets' own evidence, 0 to 1
+
+    def tilted(self, anchor: Sequence[float], belief: "Belief", looks: Sequence[int]) -> list[float]:
+        """The new probabilities.
+
+        anchor: the mixture to tilt. belief: what is believed of every dataset, so that an advantage counts as far as
+        its evidence goes. looks: how often each was looked at; nothing is cut before the third.
+        """
+        self.signal = math.fsum(belief.trusted) / len(belief.trusted)
+        furthest = max(belief.advantages)
+        tilts = [math.exp(self._settings.strength * (z - furthest)) for z in belief.advantages]
+        left = [1.0 if n < _FEW else cut for n, cut in zip(looks, cuts(belief.rewards, belief.errors), strict=True)]
+        weights = [q * tilt * cut for q, tilt, cut in zip(anchor, tilts, left, strict=True)]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
+
+    def notes(self, rewards: Sequence[float]) -> tuple[str, ...]:
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rule": "anchored by beliefs"}
+
+    def carried(
+        self, state: Mapping[str, Any], places: Sequence[int | None], probabilities: Sequence[float]
+    ) -> dict[str, Any]:
+        return dict(state)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        check_state("Anchored", state)
+        if state.get("rule") != "anchored by beliefs":
+            raise ValueError(
+                "Anchored: the state is of another rule, or of updates that looked at all datasets at once."
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
 
 
 def cuts(rewards: Sequence[float], errors: Sequence[float]) -> list[float]:

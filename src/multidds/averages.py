@@ -80,6 +80,21 @@ class MovingAverages:
             for i, (key, average) in enumerate(zip(self._params, self._averages[name], strict=True))
         }
 
+    def carried(
+        self, state: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Iterable[str]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """(state, tensors) without the averages of datasets that are not among the names."""
+        kept = set(names)
+        before = sorted(state["counts"])
+        after = [name for name in before if name in kept]
+        renamed = {
+            f"average.{place}.{key}": tensors[f"average.{before.index(name)}.{key}"]
+            for place, name in enumerate(after)
+            for key in self._params
+        }
+        observed = [name for name in state["observed"] if name in kept]
+        return {"observed": observed, "counts": {name: state["counts"][name] for name in after}}, renamed
+
     def check_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         check_state("Balancer: averages", state, counts=by_name(is_count), observed=are(lambda n: isinstance(n, str)))
         wanted = {

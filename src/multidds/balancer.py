@@ -4,40 +4,42 @@ It says when, and joins the two halves of an update: what each dataset is worth 
 the mixture (a rule: `anchored`, `scorer`, `rivals`).
 """
 
-import logging
-import math
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import StatisticsError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .anchored import Anchored
-from .checks import are, check_names, check_state, check_whole, is_count, is_share, is_state
-from .choices import Rule, check_choices, check_model
+from .anchored import Anchored, Believing, Tilt
+from .carrying import HINT, carried_shares, places_of
+from .checks import check_state, is_count, is_share, is_state
+from .choices import Rule, batches_of_each, check_choices, check_data, check_groups, check_model, pace_of, possibilities
 from .drift import Drift, distance
-from .estimating import Estimate, Estimator
+from .estimates import Estimate
+from .estimating import Estimator, parts_of
 from .history import SMALL_TABLE, kept_updates
 from .limits import Bounds, Limits
-from .mixture import Mixture, check_mixture
-from .pace import Pace, advice, chosen
-from .plan import planned
+from .mixture import Mixture
+from .packing import are_packed, packed, unpacked
+from .plan import planned_beside
 from .plotting import plot
 from .priorities import Priority
 from .probing import Loss, Prober
 from .rewards import Reward
-from .scorer import Scorer
+from .rivals import Rival
+from .scorer import Logits, Scorer
+from .shrinkage import Estimates, numbered
+from .slopes import ExampleLosses
 from .sources import ProbeSources
+from .thinning import Thinned
 from .update import Update
 from .wording import shares
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_log = logging.getLogger("multidds")
 
 
 class Balancer:
@@ -49,7 +51,12 @@ class Balancer:
         `batches_of`), or an iterable with state_dict and load_state_dict. The names of train are those of the mixture.
     every: optimizer steps between updates. None: as often as the budget buys.
     steps: optimizer steps of the whole training, where they are known.
-    budget: probe batches per training batch that updates may take, where `every` is None.
+    budget: probe batches per training batch that updates may take, where `every` is None. Where it does not buy enough
+        updates that look at everything, each looks at a part of the datasets and dev sets, in rotation, and what is
+        known of the others is kept (docs/many-datasets.md).
+    losses: (model, batch) -> tensor [B], the loss of every example. Where updates look at a part, batches then mix the
+        datasets, and the reward is the mean slope of a dataset's examples instead of a cosine: it costs examples, not
+        datasets. The sources are then made by `batches_of`.
     dev_loss: (model, batch) -> scalar tensor that the dev sets want small; None: the training loss.
     reward: what a dataset is worth: "multidds-s": the mean of its cosines with the dev sets, however large their
         gradients are; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which needs
@@ -62,7 +69,10 @@ class Balancer:
         Datasets without a dev set of their own name keep their share, or get an equal one if that is less.
     max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
         sizes, examples and steps.
-    bounds: {name: (low, high)}: limits of shares, which every rule keeps.
+    bounds: {name: (low, high)}: limits of shares, which every rule keeps; a name is that of a dataset or of a group,
+        whose share is then that of all its datasets together.
+    groups: {dataset: group}: datasets of which much is alike. Rewards are shrunk towards the mean of their group by
+        their own noise, so that a dataset moves only as far as its evidence goes.
     batches: probe batches per dataset and dev set, per process. None: 2 with Anchored, which compares their halves,
         else 1; with `every=None` 2 to 8, by the budget. More of them make less noise, and cost more.
     total_batches: the same over all processes, instead of `batches`: the mixture is then the same with any number of
@@ -82,7 +92,9 @@ class Balancer:
     `docs/method.md` explains the rules and connects all of this with the paper.
     """
 
-    history: deque[Update]  # the last updates, without their tables where those are large
+    history: Thinned[
+        Update
+    ]  # all of a hundred updates, then fewer and fewer; without their tables where those are large
 
     def __init__(
         self,
@@ -96,6 +108,7 @@ class Balancer:
         steps: int | None = None,
         budget: float = 0.02,
         dev_loss: Loss | None = None,
+        losses: ExampleLosses | None = None,
         reward: str | Reward | None = None,
         priority: Priority = "regular",
         scorer: Rule | None = None,
@@ -103,6 +116,7 @@ class Balancer:
         examples: float | None = None,
         max_passes: float | Mapping[str, float] | None = None,
         bounds: Bounds | None = None,
+        groups: Mapping[str, str] | None = None,
         batches: int | None = None,
         total_batches: int | None = None,
         share_out: bool = True,
@@ -114,49 +128,57 @@ class Balancer:
         params: Iterable[Tensor] | None = None,
         seed: int = 0,
     ) -> None:
-        _check_data(mixture, train, dev)
-        check_choices(loss, dev_loss, reward, scorer, sketch, step_ahead, seed)
-        rule, reward = scorer or (Anchored() if reward is None else Scorer()), reward or "multidds-s"
-        comparing = isinstance(rule, Anchored)  # halves of its probes
-        looks = len(train) * (1 + len(dev)) if step_ahead else len(train) + len(dev)
-        self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
-        each = _batches_of_each(batches, total_batches, self._prober.replicas.size)
-        pace = _pace(looks, every, steps, budget, each, comparing)
-        check_model(self._prober, mixture, dev, reward, sketch, step_ahead)
-        sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
+        check_data(mixture, train, dev)
+        check_choices(loss, dev_loss, losses, reward, scorer, sketch, step_ahead, seed)
+        rule = scorer or (Anchored() if reward is None else Scorer())
+        prober = self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
+        sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed, HINT)
+        each = batches_of_each(batches, total_batches, prober.replicas.size)
+        may = possibilities(rule, reward, losses, optimizer, sketch, step_ahead, sources)
+        pace = pace_of(len(train), len(dev), every, steps, budget, each, **may)
+        check_model(prober, mixture, dev, reward, sketch, step_ahead)
+        members = check_groups(mixture.names, groups)
+        parts = parts_of(pace, members, losses, dev_loss, prober.replicas.size)
         probes: dict[str, Any] = {"batches": pace.batches, "total": total_batches, "share_out": share_out}
-        probes |= {"step_ahead": step_ahead, "sketch": sketch, "decay": decay, "optimizer": optimizer}
-        self._estimator = Estimator(mixture.names, dev, self._prober, sources, reward, noise=comparing, **probes)
+        probes |= {"step_ahead": step_ahead, "sketch": sketch, "decay": decay, "optimizer": optimizer, "parts": parts}
+        probes["noise"] = isinstance(rule, Anchored)
+        self._estimator = Estimator(mixture.names, dev, prober, sources, reward or "multidds-s", **probes)
         self.mixture, self.every, self.priority = mixture, pace.every, priority
-        self._limits = Limits(mixture.names, bounds, sizes, examples, steps, max_passes)
-        self._order = sorted(mixture.names)  # of the rule: a state fits whatever order the datasets are given in
-        self._prior = [mixture[name] for name in self._order]
-        self._anchor, self._rule = self._start(rule, sizes, examples, dev), rule.started(self._prior)
-        self._drift = Drift(None if comparing else rule.started(self._prior), self._anchor)
-        self._steps, self._frozen, self.history = 0, False, deque(maxlen=kept_updates(len(mixture)))
+        self._limits = Limits(mixture.names, bounds, sizes, examples, steps, max_passes, members)
+        self._begin(rule, sizes, examples, dev, None if groups is None and parts is None else members)
 
-    def _start(
+    def _begin(
         self,
         rule: Rule,
         sizes: Mapping[str, float] | None,
         examples: float | None,
         dev: Mapping[str, Any],
-    ) -> list[float]:
-        """The anchor: the prior; or, where sizes and length are known, a plan, to which the mixture is moved.
+        groups: Mapping[str, str] | None,
+    ) -> None:
+        """groups: {dataset: group}, where what is known of each dataset is kept, aged and shrunk; None: it is not."""
+        self._order = sorted(self.mixture.names)  # of the rule: a state fits whatever order the datasets are given in
+        self._prior = [self.mixture[name] for name in self._order]
+        self._anchor = self._start(rule, sizes, examples, dev)
+        self._rule: Tilt | Believing | Logits | Rival = rule.started(self._prior)
+        self._estimates: Estimates | None = None
+        if groups is not None:
+            self._estimates = Estimates(numbered([groups.get(name) for name in self._order]))
+            self._rule = rule.believing() if isinstance(rule, Anchored) else self._rule
+        self._steps, self._frozen = 0, False
+        self._drift = Drift(None if isinstance(rule, Anchored) else rule.started(self._prior), self._anchor)
+        self.history = Thinned(kept_updates(len(self._order)))
 
-        What is planned are the datasets that have dev sets of their own; others keep the share that they were given,
-        but get no more than an equal one.
-        """
+    def _start(
+        self, rule: Rule, sizes: Mapping[str, float] | None, examples: float | None, dev: Mapping[str, Any]
+    ) -> list[float]:
+        """The anchor: the prior; or, where sizes and length are known, a plan, to which the mixture is moved."""
         weights = dict.fromkeys(dev, 1.0)
         if isinstance(self.priority, Mapping):
             weights = dict.fromkeys(dev, 0.0) | dict(self.priority)
-        own = {name: size for name, size in (sizes or {}).items() if name in weights}
-        if not (isinstance(rule, Anchored) and rule.plan and own and examples):
+        if not (isinstance(rule, Anchored) and rule.plan and examples and any(name in weights for name in sizes or ())):
             return self._prior
-        others = {name: min(self.mixture[name], 1 / len(self._order)) for name in self.mixture if name not in own}
-        share = 1 - math.fsum(others.values())
-        plan = {name: share * p for name, p in planned(own, share * examples, weights).items()}
-        self.mixture.move(self._limits.applied(others | plan, step=0))
+        plan = planned_beside(self.mixture.probabilities, sizes or {}, examples, weights)
+        self.mixture.move(self._limits.applied(plan, step=0))
         return [self.mixture[name] for name in self._order]
 
     def step(self) -> Update | None:
@@ -191,20 +213,23 @@ class Balancer:
         skipped = found.trouble or self._move_mixture(found, step)
         if skipped is None:
             self._drift.step(list(found.rewards.values()))
-        mixture = self.mixture.probabilities
+        mixture, rewards, noise = self.mixture.probabilities, found.rewards, found.noise
         now = [mixture[name] for name in self._order]
+        if self._estimates is not None and skipped is None:
+            belief = self._estimates.belief()
+            rewards, noise = self._named(belief.rewards), self._named(belief.errors)
         update = Update(
             step=step,
             mixture=mixture,
-            rewards=found.rewards,
+            rewards=rewards,
             dev_losses=found.dev_losses,
             train_losses=found.train_losses,
             weights=found.weights,
             alignment=found.alignment,
             seconds=time.perf_counter() - began,
             skipped=skipped,
-            notes=(*found.notes, *self._rule.notes(list(found.rewards.values()))),
-            noise=found.noise,
+            notes=(*found.notes, *self._rule.notes(list(rewards.values()))),
+            noise=noise,
             signal=self._rule.signal,
             drift=distance(now, self._prior),
             learned=distance(now, self._drift.mixture),
@@ -219,12 +244,28 @@ class Balancer:
 
     def _move_mixture(self, found: Estimate, step: int) -> str | None:
         """The step of the rule within the limits; returns why the mixture did not move, if it did not."""
-        noise = [found.noise[name] for name in self._order] if found.noise else None
-        probabilities = self._rule.step([found.rewards[name] for name in self._order], noise, self._anchor)
+        if self._estimates is None:
+            assert not isinstance(self._rule, Believing)
+            noise = [found.noise[name] for name in self._order] if found.noise else None
+            probabilities = self._rule.step([found.rewards[name] for name in self._order], noise, self._anchor)
+        else:
+            probabilities = self._believed(self._estimates, found)
         if probabilities is None:
             return "the rewards gave no finite probabilities"
         self.mixture.move(self._limits.applied(dict(zip(self._order, probabilities, strict=True)), step))
         return None
+
+    def _believed(self, estimates: Estimates, found: Estimate) -> list[float] | None:
+        """The step of the rule by what is believed of every dataset after these looks at a part of them."""
+        names = [name for name in self._order if name in found.rewards]
+        places = {name: place for place, name in enumerate(self._order)}
+        rewards, noise = [found.rewards[name] for name in names], [found.noise[name] for name in names if found.noise]
+        if not estimates.add([places[name] for name in names], rewards, noise or None, found.degrees):
+            return None
+        belief = estimates.belief()
+        if isinstance(self._rule, Believing):
+            return self._rule.tilted(self._anchor, belief, estimates.looks)
+        return self._rule.step(belief.rewards, belief.errors, self._anchor)
 
     def plot(self) -> "Figure":
         """A picture of the mixture from the start on, with rewards and dev losses, as `multidds.plot` draws it."""
@@ -235,8 +276,10 @@ class Balancer:
         """{dataset: probability} at step 0: the prior, or the plan to which the mixture was moved at once."""
         return self._named(self._anchor)
 
-    def _named(self, shares: Sequence[float]) -> dict[str, float]:
-        return dict(zip(self._order, shares, strict=True))
+    def _named(self, values: Sequence[float]) -> dict[str, float]:
+        """In the order of the mixture."""
+        named = dict(zip(self._order, values, strict=True))
+        return {name: named[name] for name in self.mixture}
 
     def __repr__(self) -> str:
         state = f"frozen at step {self._steps:,}" if self._frozen else f"step {self._steps:,}"
@@ -287,69 +330,69 @@ class Balancer:
             "steps": self._steps,
             "frozen": self._frozen,
             "mixture": self.mixture.state_dict(),
-            "prior": self._prior,
-            "anchor": self._anchor,
+            "prior": packed(self._prior),
+            "anchor": packed(self._anchor),
             "rule": self._rule.state_dict(),
             "limits": self._limits.state_dict(),
             "drift": self._drift.state_dict(),
+            **({} if self._estimates is None else {"estimates": self._estimates.state_dict()}),
             **self._estimator.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where the other balancer was; moves the shared mixture."""
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """Go on exactly where the other balancer was; moves the shared mixture.
+
+        changed: datasets or dev sets may have been added or left out. A new dataset starts at its prior share; the
+        others keep what they learned: their shares relative to each other, their rewards, their counts.
+        """
         check_state(
             "Balancer", state, steps=is_count, frozen=lambda value: isinstance(value, bool), mixture=is_state,
-            rule=is_state, limits=is_state, prior=are(is_share), anchor=are(is_share),
+            rule=is_state, limits=is_state, prior=are_packed(is_share), anchor=are_packed(is_share),
         )  # fmt: skip
+        if changed:
+            state = self._carried(state)
         self._estimator.check_state(state)
         self._rule.check_state(state["rule"])
         self.mixture.check_state(state["mixture"])
         self._limits.check_state(state["limits"])
-        check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are(is_share, len(self._order))))
+        check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are_packed(is_share, len(self._order))))
         if "drift" in state:
             self._drift.check_state(state["drift"])
+        if (self._estimates is None) != ("estimates" not in state):
+            raise ValueError(
+                "Balancer: one of the state and this balancer has groups or looks at a part of the datasets in each "
+                "update, and the other does not; give it the same every, steps, budget and groups."
+            )
+        if self._estimates is not None:
+            self._estimates.check_state(state["estimates"])
         self._estimator.load_state_dict(state)
         self._rule.load_state_dict(state["rule"])
         self.mixture.load_state_dict(state["mixture"])
         self._limits.load_state_dict(state["limits"])
-        self._prior, self._anchor = state["prior"], state["anchor"]
+        if self._estimates is not None:
+            self._estimates.load_state_dict(state["estimates"])
+        self._prior, self._anchor = unpacked(state["prior"]), unpacked(state["anchor"])
         if "drift" in state:  # not in those of 0.1
             self._drift.load_state_dict(state["drift"])
         self._steps, self._frozen = int(state["steps"]), bool(state["frozen"])
 
-
-def _check_data(mixture: Mixture, train: Mapping[str, Any], dev: Mapping[str, Any]) -> None:
-    check_mixture("Balancer", mixture)
-    check_names("Balancer: train", mixture.names, train)
-    if not dev:
-        raise ValueError("Balancer: there must be at least one dev set.")
-    for name in mixture:
-        if mixture[name] == 0:
-            raise ValueError(f"Balancer: the prior of {name!r} is 0, which no update can change; leave it out.")
-
-
-def _batches_of_each(batches: int | None, total: int | None, processes: int) -> float | None:
-    """Probe batches per process; a fraction where there are more processes than batches."""
-    given = {"batches": batches, "total_batches": total}
-    check_whole("Balancer", **{word: value for word, value in given.items() if value is not None})
-    if batches is not None and total is not None:
-        raise ValueError(
-            f"Balancer: give batches={batches}, of each process, or total_batches={total}, of all, but not both."
-        )
-    return batches if total is None else total / processes
-
-
-def _pace(
-    looks: int, every: int | None, steps: int | None, budget: float, batches: float | None, comparing: bool
-) -> Pace:
-    """When updates come; says what was chosen, and what to do where it is not enough."""
-    given = {"every": every, "steps": steps}
-    check_whole("Balancer", **{word: value for word, value in given.items() if value is not None})
-    if not 0 < budget <= 100:
-        raise ValueError(f"Balancer: budget must be positive, probe batches per training batch, but it is {budget}.")
-    pace = chosen(looks, every, steps, budget, batches, least_batches=2 if comparing else 1)
-    if every is None:
-        _log.info("Balancer: %s.", pace)
-    if (sentence := advice(pace, steps, budget if every is None else None)) is not None:
-        _log.warning("Balancer: %s.", sentence)
-    return pace
+    def _carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state as if it had been saved with the datasets and dev sets there are now."""
+        was = Mixture.shares_in(state["mixture"])
+        before = sorted(was)
+        check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are_packed(is_share, len(before))))
+        mixture, places = Mixture(carried_shares(was, self.start)), places_of(self._order, before)
+        found = {"mixture": mixture.state_dict()}
+        for key, own in (("prior", self._prior), ("anchor", self._anchor)):
+            kept = carried_shares(dict(zip(before, unpacked(state[key]), strict=True)), self._named(own))
+            found[key] = packed([kept[name] for name in self._order])
+        try:
+            now = [mixture[name] for name in self._order]
+            found["rule"] = self._rule.carried(state["rule"], places, now)
+            if "drift" in state:
+                found["drift"] = self._drift.carried(state["drift"], before, self._order, places)
+            if self._estimates is not None and "estimates" in state:
+                found["estimates"] = self._estimates.carried(state["estimates"], places)
+            return {**self._estimator.carried(state), **found}
+        except (KeyError, IndexError, TypeError, AttributeError, StatisticsError):
+            raise ValueError("Balancer: the state is damaged, or of another rule; nothing is carried over.") from None

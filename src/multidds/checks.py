@@ -8,14 +8,14 @@ from typing import Any
 Refusal = tuple[object, str]  # (condition, sentence): what cannot be done, and what to do about it
 
 
-def check_names(where: str, expected: Iterable[str], given: Iterable[str]) -> None:
-    """The same names in any order, or an error that says which are missing and which are unknown."""
-    expected, given = set(expected), set(given)
+def check_names(where: str, expected: Iterable[str], given: Iterable[str], hint: str = "") -> None:
+    """The same names in any order, or an error that says which are missing and which are unknown, and the hint."""
+    expected, given, hint = set(expected), set(given), hint and f" {hint}"
     if missing := sorted(expected - given):
-        raise ValueError(f"{where}: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing.")
+        raise ValueError(f"{where}: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing.{hint}")
     if unknown := sorted(given - expected, key=str):
         verb = "is" if len(unknown) == 1 else "are"
-        raise ValueError(f"{where}: {listed(unknown)} {verb} unknown; there are {listed(sorted(expected))}.")
+        raise ValueError(f"{where}: {listed(unknown)} {verb} unknown; there are {listed(sorted(expected))}.{hint}")
 
 
 def check_whole(where: str, **values: object) -> None:
@@ -25,13 +25,13 @@ def check_whole(where: str, **values: object) -> None:
             raise ValueError(f"{where}: {word} must be a whole number of at least 1, but it is {value!r}.")
 
 
-def check_sizes(where: str, sizes: Mapping[str, int | None], given: Mapping[str, int | None]) -> None:
+def check_sizes(where: str, sizes: Mapping[str, int | None], given: Mapping[str, int | None], hint: str = "") -> None:
     """That a state is one of the same data; None is the size of a stream."""
-    check_names(f"{where}: state", sizes, given)
+    check_names(f"{where}: state", sizes, given, hint)
     for name, size in sizes.items():
         if given[name] != size:
             was, now = ("a stream of" if n is None else f"{n} examples of" for n in (given[name], size))
-            raise ValueError(f"{where}: the state is of {was} {name!r}, not {now} it.")
+            raise ValueError(f"{where}: the state is of {was} {name!r}, not {now} it.{hint and f' {hint}'}")
 
 
 def check_state(where: str, state: object, /, **checks: Callable[[Any], object]) -> None:

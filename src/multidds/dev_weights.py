@@ -73,6 +73,18 @@ class DevWeights:
     def state_dict(self) -> dict[str, Any]:
         return {"priority": None if callable(self._priority) else self._priority, "dev_losses": self._losses}
 
+    def carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What a state says of other dev sets, as far as it holds for these: weights of dev sets that have changed are
+        those given at construction, and a new one has no loss of a validation yet.
+        """
+        priority, losses = state["priority"], state["dev_losses"]
+        if isinstance(priority, Mapping) and not set(priority) <= set(self.names):
+            priority = self.state_dict()["priority"]
+        if losses is not None:
+            known = all(name in losses for name in self.names)
+            losses = {name: losses[name] for name in self.names} if known else None
+        return {"priority": priority, "dev_losses": losses}
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not go on from."""
         check_state(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .carrying import HINT
 from .checks import are, by_name, check_names, check_state, is_count, is_number, is_whole
 from .mixture import Mixture, check_mixture
 from .randomness import Permutation, derive, point, points
@@ -137,10 +138,19 @@ class Draws:
         rules = [[max(start, self.position), mixture.probabilities] for start, mixture in ruling]
         return {"seed": self.seed, "position": self.position, "counts": dict(self.counts), "rules": rules}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Afterwards the first call of `rule` counts, moved or not, if the state does not end with that mixture."""
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mixture | None = None) -> None:
+        """Afterwards the first call of `rule` counts, moved or not, if the state does not end with that mixture.
+
+        changed: the mixture that rules from here on, where datasets were added or left out: the others keep their
+        counts.
+        """
         check_state("Draws", state, seed=is_whole, position=is_count, counts=by_name(is_count), rules=are(_is_rule))
-        check_names("Draws: state", self.counts, state["counts"])
+        if changed is not None:
+            names = changed.names
+            counts = {name: state["counts"].get(name, 0) for name in names}
+            state = {**state, "counts": counts, "rules": [[state["position"], changed.probabilities]]}
+            self.counts = dict.fromkeys(names, 0)
+        check_names("Draws: state", self.counts, state["counts"], HINT)
         rules = [(int(start), Mixture(probabilities)) for start, probabilities in state["rules"]]
         for _, mixture in rules:
             check_names("Draws: state: rules", self.counts, mixture)

@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from .checks import are, check_state, is_share, is_state
+from .carrying import carried_shares
+from .checks import check_state, is_share, is_state
+from .packing import are_packed, packed, unpacked
 
 
 class Rule(Protocol):
@@ -18,6 +20,10 @@ class Rule(Protocol):
     ) -> list[float] | None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
+
+    def carried(
+        self, state: Mapping[str, Any], places: Sequence[int | None], probabilities: Sequence[float]
+    ) -> dict[str, Any]: ...
 
     def check_state(self, state: Mapping[str, Any]) -> None: ...
 
@@ -38,16 +44,27 @@ class Drift:
             self.mixture = self._twin.step([mean] * len(self.mixture)) or self.mixture
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mixture": self.mixture, "rule": {} if self._twin is None else self._twin.state_dict()}
+        return {"mixture": packed(self.mixture), "rule": {} if self._twin is None else self._twin.state_dict()}
+
+    def carried(
+        self, state: Mapping[str, Any], before: Sequence[str], names: Sequence[str], places: Sequence[int | None]
+    ) -> dict[str, Any]:
+        """A state for other datasets: before, names: those there were and are; places: where each was."""
+        old, own = (
+            dict(zip(of, p, strict=True)) for of, p in ((before, unpacked(state["mixture"])), (names, self.mixture))
+        )
+        shares = carried_shares(old, own)
+        now = [shares[name] for name in names]
+        return {"mixture": now, "rule": {} if self._twin is None else self._twin.carried(state["rule"], places, now)}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        check_state("Balancer: drift", state, mixture=are(is_share, len(self.mixture)), rule=is_state)
+        check_state("Balancer: drift", state, mixture=are_packed(is_share, len(self.mixture)), rule=is_state)
         if self._twin is not None:
             self._twin.check_state(state["rule"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
-        self.mixture = [float(p) for p in state["mixture"]]
+        self.mixture = unpacked(state["mixture"])
         if self._twin is not None:
             self._twin.load_state_dict(state["rule"])
 

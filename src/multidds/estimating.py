@@ -12,42 +12,54 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
-from .alignment import Alignment
 from .averages import MovingAverages
 from .checks import by_name, check_names, check_state, is_count, is_state, is_whole
 from .dev_weights import DevWeights
+from .estimates import STABILIZED, Estimate, Swept, estimate_of
 from .gradients import Gradient
 from .metric import AdamMetric
-from .probing import Numbered, Prober
-from .rewards import Reward, multidds, multidds_s, redraw_noise
+from .mixed_probes import MixedProbes
+from .pace import Pace
+from .probing import Loss, Numbered, Prober
+from .rewards import Reward
+from .rotation import Rotation
 from .sharing import Sharing, alike_on_all, owners_of
 from .sketch import Sketcher
+from .slopes import ExampleLosses, refuse_model
 from .sources import ProbeSources
 from .sweep import Direction, Findings, Losses, Taken, sweep
 from .table import Halves, Table, sketcher_of
 
-# {name: does v sum the dev gradients themselves, or their directions?}
-STABILIZED = {"multidds": False, "multidds-s": True, "moving-average": False}
-_OF_TABLE: dict[str, Reward] = {"multidds": multidds, "multidds-s": multidds_s}
 _NOISE_BUCKETS = 2**15  # of the sketches of both halves: cosines to 0.005, well below the noise that is looked for
 
 AfterEach: TypeAlias = Callable[[int, Gradient], None] | None
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What one round of probes found."""
+class Parts:
+    """How updates look at a part of the datasets and dev sets, where a budget does not buy all."""
 
-    rewards: dict[str, float]
-    noise: dict[str, float]  # standard errors of the rewards; empty where they were not estimated
-    dev_losses: dict[str, float]
-    train_losses: dict[str, float]
-    weights: dict[str, float]  # of the dev sets
-    alignment: Alignment | None
-    trouble: str | None  # why the mixture must not move
-    notes: tuple[str, ...]
+    datasets: int  # of an update
+    dev_sets: int
+    groups: Mapping[str, str]
+    losses: ExampleLosses | None = None  # of single examples, for batches that mix datasets; None: one gradient each
+    batches: tuple[int, int] = (0, 0)  # that mix datasets, and dev sets, over all processes
+    by_set: bool = False  # whether dev sets are not mixed, because they want something else small than the losses
+
+
+def parts_of(
+    pace: Pace, groups: Mapping[str, str], losses: ExampleLosses | None, dev_loss: Loss | None, replicas: int
+) -> Parts | None:
+    """The parts of a pace; None where updates look at everything."""
+    if pace.part is None:
+        return None
+    if pace.mixed is None:
+        return Parts(*pace.part, groups)
+    train, dev = pace.mixed
+    if dev_loss is None:
+        return Parts(*pace.part, groups, losses, (train * replicas, dev * replicas))
+    return Parts(pace.part[0], min(pace.part[1], dev), groups, losses, (train * replicas, dev * replicas), by_set=True)
 
 
 class Estimator:
@@ -69,13 +81,16 @@ class Estimator:
         decay: float,
         optimizer: torch.optim.Optimizer | None,
         noise: bool,
+        parts: Parts | None = None,
     ) -> None:
-        self._names = tuple(names)
+        self._names, self._parts = tuple(names), parts
+        self._mixed: MixedProbes | None = None
         self._prober, self._sources = prober, sources
         self._reward, self._step_ahead, self._sketch = reward, step_ahead, sketch
         self._batches, self._given_total = batches, total
         self._total = self._over_all_ranks()
-        self._share_out = share_out and reward != "moving-average"  # whose state is the same on every rank
+        # The state of moving averages is the same on every rank; parts change from update to update.
+        self._share_out = share_out and reward != "moving-average" and parts is None
         if sketch == "exact" and step_ahead is None:  # whole gradients are not sent
             self._share_out = False
         self._alike: dict[str, set[str]] | None = None  # the sets of each role that are the same on every rank
@@ -88,6 +103,11 @@ class Estimator:
         self._meet_parameters()
         self.dev = DevWeights("Balancer", dev_names)
         self._rounds = 0
+        self._seen: dict[str, float] = {}  # the last losses of dev sets, where they are looked at in parts and ranked
+        if parts is not None and parts.losses is not None:
+            refuse_model("Balancer", prober)
+            by_set = partial(self._dev_gradient, {}, None) if parts.by_set else None
+            self._mixed = MixedProbes(prober, parts.losses, sources, *parts.batches, by_set)
 
     def _over_all_ranks(self) -> int:
         """Probe batches of each dataset and dev set, over all ranks that there are now."""
@@ -127,46 +147,80 @@ class Estimator:
 
     def estimate(self, agreed: Mapping[str, Any]) -> Estimate:
         """One round of probes. agreed: {what: value} that must be the same on every rank, or nothing is right."""
-        prober = self._prober
+        prober, mixed, swept = self._prober, None, None
         with prober.invisible():
             self._total = self._over_all_ranks()
             self._check_replicas(agreed)
             dev_batches = self._dev_batches()
-            ranking = self.dev.ranking(partial(self._dev_loss, dev_batches))
+            ranking = self._ranking(dev_batches)
             weights = self.dev.weights(ranking, prober.replicas)
-            losses, findings = Losses(len(self._names) if self._step_ahead else 1), Findings(weights)
-            findings.check("loss", "dev set", ranking)
-            stabilized = None if callable(self._reward) else STABILIZED[self._reward]
-            direction = None if stabilized is None else Direction(weights, stabilized, prober.layout)
-            table = None if self._sketch is None else self._new_table()
-            halves = self._new_halves()
-            after_each = None if halves is None else halves.after_each
-            dev = self._dev_gradients(dev_batches, weights, after_each)
-            sharing = self._sharing(list(dev))
-            sweep(
-                dev,
-                self._train_gradients(findings, after_each),
-                [each for each in (losses, findings, direction, table, halves) if each is not None],
-                layout=prober.layout,
-                sharing=sharing,
-                ahead=partial(prober.moved, step=self._step_ahead) if self._step_ahead else None,
-                metric=None if self._metric is None else self._metric.applied,
-            )
-            if sharing is not None:
-                self._skip_others(sharing)
-                losses.arrange(self.dev.names, self._names)
-                findings.arrange(self.dev.names, self._names)
+            names, counting = self._looked_at(weights)
+            if self._mixed is not None:
+                mixed = self._mixed.estimate(self._sources, names, counting, self._rounds)
+            else:
+                swept = self._swept(names, counting, ranking, dev_batches)
         self._rounds += 1
-        alignment = None if table is None else table.alignment(losses, self._names)
-        rewards = self._rewards(direction, alignment, weights)
-        findings.check("reward", "dataset", rewards)
-        noise = {} if halves is None else self._noise(*halves.alignments(losses, self._names), weights)
-        notes = [f"{what} is zero: its cosine counts as 0" for what in findings.zero]
-        if direction is not None and direction.cancelled:
-            notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
-        return Estimate(
-            rewards, noise, losses.of_dev, losses.of_train, weights, alignment, findings.trouble(), tuple(notes)
+        if mixed is not None:
+            found = Estimate(**vars(mixed), weights=weights, alignment=None)
+        else:
+            assert swept is not None
+            found = estimate_of(swept, self._reward, names, weights, counting, prober.replicas)
+        if self._parts is not None and self.dev.ranks_by_probe and found.trouble is None:
+            self._seen |= found.dev_losses
+        return found
+
+    def _looked_at(self, weights: Mapping[str, float]) -> tuple[tuple[str, ...], dict[str, float]]:
+        """(the datasets of this update, {dev set: its weight}); where those are a part, divided by how often it is in
+        one, so that on average over a rotation they count as the priority says.
+        """
+        parts = self._parts
+        if parts is None:
+            return self._names, dict(weights)
+        train = Rotation(self._prober.seed, "train", parts.datasets, parts.groups)
+        dev = Rotation(self._prober.seed, "dev", parts.dev_sets, parts.groups)
+        names = tuple(train.looked_at(dict.fromkeys(self._names, 1.0), self._rounds))
+        shares = dev.looked_at(weights, self._rounds)
+        return names, {name: weights[name] / share for name, share in shares.items()}
+
+    def _ranking(self, kept: Mapping[str, list[Numbered]]) -> dict[str, float]:
+        """The losses that priorities rank by. In parts: those of the last look at each dev set, and their mean."""
+        if self._parts is None:
+            return self.dev.ranking(partial(self._dev_loss, kept))
+        mean = sum(self._seen.values()) / max(1, len(self._seen))
+        return self.dev.ranking(lambda name: self._seen.get(name, mean))
+
+    def _swept(
+        self,
+        names: tuple[str, ...],
+        weights: Mapping[str, float],
+        ranking: Mapping[str, float],
+        dev_batches: Mapping[str, list[Numbered]],
+    ) -> Swept:
+        """The gradients of these datasets, and of the dev sets that have weights."""
+        prober = self._prober
+        losses, findings = Losses(len(names) if self._step_ahead else 1), Findings(weights)
+        findings.check("loss", "dev set", ranking)
+        stabilized = None if callable(self._reward) else STABILIZED[self._reward]
+        direction = None if stabilized is None else Direction(weights, stabilized, prober.layout)
+        table = None if self._sketch is None else self._new_table()
+        halves = self._new_halves()
+        after_each = None if halves is None else halves.after_each
+        dev = self._dev_gradients(dev_batches, weights, after_each)
+        sharing = self._sharing(list(dev))
+        sweep(
+            dev,
+            self._train_gradients(names, findings, after_each),
+            [each for each in (losses, findings, direction, table, halves) if each is not None],
+            layout=prober.layout,
+            sharing=sharing,
+            ahead=partial(prober.moved, step=self._step_ahead) if self._step_ahead else None,
+            metric=None if self._metric is None else self._metric.applied,
         )
+        if sharing is not None:
+            self._skip_others(sharing)
+            losses.arrange(self.dev.names, names)
+            findings.arrange(self.dev.names, names)
+        return Swept(losses, findings, direction, table, halves)
 
     def _sharing(self, dev: list[str]) -> Sharing | None:
         """Who takes which gradients; None: all ranks take all of them, together. dev: the dev sets to be taken."""
@@ -225,7 +279,7 @@ class Estimator:
 
         For steps ahead on datasets that are shared out, a rank needs the batches of all.
         """
-        if self._step_ahead is None and not self.dev.ranks_by_probe:
+        if self._parts is not None or (self._step_ahead is None and not self.dev.ranks_by_probe):
             return {}
         apart = self._step_ahead is not None and self._dev_alike()
         with self._prober.replicas.failing_together(), self._prober.alone() if apart else nullcontext():
@@ -240,18 +294,24 @@ class Estimator:
     def _dev_loss(self, kept: Mapping[str, list[Numbered]], name: str) -> float:
         return self._prober.loss(("dev", name, self._rounds), self._dev_batches_of(kept, name), self._total)
 
+    def _dev_gradient(
+        self, kept: Mapping[str, list[Numbered]], after_each: AfterEach, name: str
+    ) -> tuple[Gradient, float]:
+        batches = self._dev_batches_of(kept, name)
+        return self._prober.gradient(("dev", name, self._rounds), batches, self._total, after_each)
+
     def _dev_gradients(
         self, kept: Mapping[str, list[Numbered]], weights: Mapping[str, float], after_each: AfterEach
     ) -> dict[str, Taken]:
         """Of the dev sets that count; a table is asked for to see all."""
 
-        def probed(name: str) -> tuple[Gradient, float]:
-            batches = self._dev_batches_of(kept, name)
-            return self._prober.gradient(("dev", name, self._rounds), batches, self._total, after_each)
+        return {
+            name: partial(self._dev_gradient, kept, after_each, name)
+            for name in self.dev.names
+            if weights.get(name) or self._sketch
+        }
 
-        return {name: partial(probed, name) for name in self.dev.names if weights[name] or self._sketch is not None}
-
-    def _train_gradients(self, findings: Findings, after_each: AfterEach) -> dict[str, Taken]:
+    def _train_gradients(self, names: Iterable[str], findings: Findings, after_each: AfterEach) -> dict[str, Taken]:
         def probed(name: str) -> tuple[Gradient, float]:
             key = ("train", name, self._rounds)
             gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._total, after_each)
@@ -267,8 +327,8 @@ class Estimator:
             return averages[name], loss
 
         if self._averages is None:
-            return {name: partial(probed, name) for name in self._names}
-        return {name: partial(averaged, name, self._averages) for name in self._names}
+            return {name: partial(probed, name) for name in names}
+        return {name: partial(averaged, name, self._averages) for name in names}
 
     def _new_table(self) -> Table:
         prober = self._prober
@@ -281,48 +341,25 @@ class Estimator:
         count = self._total // (prober.replicas.size if prober.layout.sharded else 1)
         return Halves(prober.params, prober.names, prober.layout, self._noise_sketcher, count, prober.combine)
 
-    def _noise(self, first: Alignment, second: Alignment, weights: Mapping[str, float]) -> dict[str, float]:
-        by = self._reward if callable(self._reward) else _OF_TABLE[self._reward]
-        # A table may have dev sets of weight 0; without one they were not probed.
-        given = torch.tensor([weights[name] for name in first.dev_names], dtype=torch.float64, device="cpu")
-        noise = redraw_noise(by(first, given), by(second, given)).tolist()
-        gathered: list[dict[str, float]] = self._prober.replicas.gathered(dict(zip(self._names, noise, strict=True)))
-        return gathered[0]
-
-    def _rewards(
-        self, direction: Direction | None, alignment: Alignment | None, weights: Mapping[str, float]
-    ) -> dict[str, float]:
-        """The same bits on every rank."""
-        with self._prober.replicas.failing_together():
-            found = self._custom_rewards(alignment, weights) if direction is None else direction.rewards
-            rewards = {name: found[name] for name in self._names}
-        gathered: list[dict[str, float]] = self._prober.replicas.gathered(rewards)
-        return gathered[0]
-
-    def _custom_rewards(self, alignment: Alignment | None, weights: Mapping[str, float]) -> dict[str, float]:
-        assert callable(self._reward)
-        assert alignment is not None
-        given = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
-        values = self._reward(alignment, given)
-        if not isinstance(values, Tensor):
-            raise TypeError(f"Balancer: the reward function must return a tensor, got {type(values).__name__}.")
-        if values.shape != (len(self._names),):
-            raise ValueError(
-                f"Balancer: the reward function must return one number for each of the {len(self._names)} datasets, "
-                f"but the shape is {tuple(values.shape)}."
-            )
-        return dict(zip(self._names, values.tolist(), strict=True))
-
     def state_dict(self) -> dict[str, Any]:
         """Plain values, and under "tensors" what is not."""
         return {
             "seed": self._prober.seed,
             "rounds": self._rounds,
             **self.dev.state_dict(),
+            **({} if self._parts is None else {"seen": dict(self._seen)}),
             **self._sources.state_dict(),
             "averages": None if self._averages is None else self._averages.state_dict(),
             "tensors": {} if self._averages is None else self._averages.tensors(),
         }
+
+    def carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state for these datasets and dev sets, where some were added or left out."""
+        found = {**state, **self._sources.carried(state), **self.dev.carried(state)}
+        if self._averages is not None and state["averages"] is not None:
+            averages, tensors = self._averages.carried(state["averages"], state["tensors"], self._names)
+            found |= {"averages": averages, "tensors": tensors}
+        return found
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not go on from."""
@@ -345,4 +382,5 @@ class Estimator:
         if self._averages is not None:
             self._averages.load_state_dict(state["averages"], state["tensors"])
         # What can be refused has been by now.
+        self._seen = {name: state["seen"][name] for name in self.dev.names if name in state.get("seen", {})}
         self._prober.seed, self._sources, self._rounds = state["seed"], sources, int(state["rounds"])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from .carrying import HINT
 from .checks import by_name, check_names, check_sizes, check_state, check_whole, is_count, is_state
 from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
@@ -130,15 +131,19 @@ class MixedDataset(Dataset[Any]):
         """The state after what training has consumed, mixtures that are still to take effect included."""
         return {**self._consumed.state_dict(), "sizes": dict(self.sizes)}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Refuse a state of other data."""
         check_state("MixedDataset", state, sizes=by_name(lambda size: size is None or is_count(size)))
-        check_sizes("MixedDataset", self.sizes, state["sizes"])
+        if not changed:
+            check_sizes("MixedDataset", self.sizes, state["sizes"], HINT)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state(state)
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """Go on exactly there. changed: datasets may have been added, left out, or have another size; those that are
+        still there keep their counts.
+        """
+        self.check_state(state, changed)
         consumed = self._consumed.fork()
-        consumed.load_state_dict(state)
+        consumed.load_state_dict(state, self.mixture if changed else None)
         self._begin(consumed)
 
 
@@ -271,12 +276,12 @@ class MixedStreams(MixedDataset, IterableDataset[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "places": self.places}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state(state)
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        self.check_state(state, changed)
         check_state("MixedDataset", state, places=by_name(is_state))
-        super().load_state_dict(state)
+        super().load_state_dict(state, changed)
         self._skipped = self.position
-        self._places = {self.position: dict(state["places"])}
+        self._places = {self.position: {name: p for name, p in state["places"].items() if name in self.datasets}}
 
 
 class StreamReader:

@@ -154,6 +154,12 @@ class Mixture:
     def state_dict(self) -> dict[str, Any]:
         return {"probabilities": self.probabilities}
 
+    @staticmethod
+    def shares_in(state: Mapping[str, Any]) -> dict[str, float]:
+        """{dataset: probability} of a state, whatever its datasets are."""
+        check_state("Mixture", state, probabilities=by_name(is_number))
+        return dict(state["probabilities"])
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` would refuse, without moving."""
         check_state("Mixture", state, probabilities=by_name(is_number))

@@ -49,6 +49,20 @@ def planned(
     return dict(zip(sizes, (shares / shares.sum()).tolist(), strict=True))
 
 
+def planned_beside(
+    shares: Mapping[str, float], sizes: Mapping[str, float], examples: float, weights: Mapping[str, float]
+) -> dict[str, float]:
+    """The plan of the datasets that have dev sets of their own; others keep the share that they were given, but get no
+    more than an equal one.
+
+    shares: {dataset: the share it was given}. weights: {dev set: how much it counts}.
+    """
+    own = {name: size for name, size in sizes.items() if name in weights}
+    others = {name: min(p, 1 / len(shares)) for name, p in shares.items() if name not in own}
+    share = 1 - math.fsum(others.values())
+    return others | {name: share * p for name, p in planned(own, share * examples, weights).items()}
+
+
 def _vectors(sizes: Mapping[str, float], weights: Mapping[str, float]) -> tuple[Any, Any, float]:
     """(sizes [n], weights of the dev sets of these datasets [n], weight of all other dev sets)"""
     import numpy as np

@@ -65,8 +65,9 @@ def _on_half(ranked: list[str]) -> dict[str, float]:
 
 
 def _normalised(weights: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    known = set(names)
     for name, weight in weights.items():
-        if name not in names:
+        if name not in known:
             raise ValueError(f"priority: there is no dev set {name!r}; there are {', '.join(map(repr, names))}.")
         if not (weight >= 0 and math.isfinite(weight)):
             raise ValueError(f"priority: weights must be finite and not negative, but {name!r} is {weight}.")

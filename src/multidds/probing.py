@@ -149,14 +149,16 @@ class Prober:
         batches: Iterable[Numbered],
         total: int,
         after_each: Callable[[int, Gradient], None] | None = None,
+        of: Loss | None = None,
     ) -> tuple[Gradient, float]:
         """The gradient of the mean loss over the `total` batches of all replicas, and that loss.
 
         batches: those of this replica, with their numbers. `key` is (role, name, number of the update): with the number
         of the batch it seeds what is random in the forward pass. `after_each` sees the number of each batch, and what
         this replica's batches up to it add to the mean; of a sharded model, whose gradients are the means over all
-        replicas, the number among this replica's.
+        replicas, the number among this replica's. `of`: another loss than that of the role.
         """
+        of = of or (self._dev_loss if key[0] == "dev" else self._loss)
         narrow = any(wide(p.dtype) != p.dtype for p in self.params)
         total_gradient, losses, sharded = None, [], self.layout.sharded
         count = total / self.replicas.size
@@ -165,7 +167,7 @@ class Prober:
         with self._failing_together():
             for place, (j, batch) in enumerate(self._drawn(batches)):
                 with self._seeded(key, j):
-                    loss = self._checked_loss(key, batch, self._dev_loss if key[0] == "dev" else self._loss)
+                    loss = self._checked_loss(key, batch, of)
                     torch.autograd.backward(loss / count, inputs=inputs)
                 losses.append(loss.detach())
                 if narrow and total > 1:  # float32 sums: .grad itself would round
@@ -208,9 +210,13 @@ class Prober:
         for sketch in sketches:
             self.layout.total(sketch)
 
-    def forward(self, key: tuple[str, str, int], batch: Any, function: Callable[[Any, Any], Tensor]) -> Tensor:
-        """function(model, batch) without gradients; the same key, the same random numbers on this replica."""
-        with self._seeded(key, self.replicas.rank), torch.no_grad():
+    def forward(
+        self, key: tuple[str, str, int], batch: Any, function: Callable[[Any, Any], Tensor], number: int | None = None
+    ) -> Tensor:
+        """function(model, batch) without gradients; the same key, the same random numbers on this replica, or for the
+        batch of this number on any.
+        """
+        with self._seeded(key, self.replicas.rank if number is None else number), torch.no_grad():
             return function(self.model, batch)
 
     @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .carrying import carried
 from .checks import are, check_state, is_count, is_finite, is_share
 
 
@@ -117,6 +118,15 @@ class Rival:
             found = None
         if not are(is_share)(found):
             raise ValueError("Balancer: the state is damaged: no mixture follows from its numbers.")
+
+    def carried(
+        self, state: Mapping[str, Any], places: Sequence[int | None], probabilities: Sequence[float]
+    ) -> dict[str, Any]:
+        """A state for other datasets. places: where each was; None: it is new. probabilities: of all of them now."""
+        if self._rule == "exponentiated":  # the numbers are the probabilities
+            return {**state, "numbers": list(probabilities), "start": self._start}
+        usual = math.fsum(state["numbers"]) / len(state["numbers"])
+        return {**state, "numbers": carried(state["numbers"], places, usual), "start": self._start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from .carrying import HINT
 from .checks import by_name, check_names, check_sizes, check_state, check_whole, is_count, is_state
 from .draws import Draws, Order
 from .mixture import Mixture, check_mixture
@@ -74,16 +75,20 @@ class Interleaved:
             "sources": {name: source.state_dict() for name, source in self._sources.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """Go on exactly there. changed: loaders may have been added, which begin, or left out."""
         check_state("interleave", state, examples=by_name(is_count), sources=by_name(is_state))
-        for part in ("examples", "sources"):
-            check_names("interleave: state", self.mixture.names, state[part])
+        names = self.mixture.names
+        for part in () if changed else ("examples", "sources"):
+            check_names("interleave: state", names, state[part], HINT)
         draws = self._draws.fork()
-        draws.load_state_dict(state)
+        draws.load_state_dict(state, self.mixture if changed else None)
         sources = self._opened(draws.seed)
         for name, source in sources.items():
-            source.load_state_dict(state["sources"][name])
-        self._draws, self._sources, self._examples = draws, sources, dict(state["examples"])
+            if name in state["sources"]:
+                source.load_state_dict(state["sources"][name])
+        self._draws, self._sources = draws, sources
+        self._examples = {name: state["examples"].get(name, 0) for name in names}
 
 
 def interleave(
@@ -224,11 +229,15 @@ class MixtureSampler(Sampler[Any]):
             place.rule(self.mixture, self._draws.position, anyway=True)
         return {**place.state_dict(), "batches": batches, "sizes": dict(self._sizes)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """Go on exactly there. changed: datasets may have been added, left out, or have another size; those that are
+        still there keep their counts.
+        """
         check_state("MixtureSampler", state, sizes=by_name(is_count), batches=is_count)
-        check_sizes("MixtureSampler", self._sizes, state["sizes"])
+        if not changed:
+            check_sizes("MixtureSampler", self._sizes, state["sizes"], HINT)
         draws = self._draws.fork()
-        draws.load_state_dict(state)
+        draws.load_state_dict(state, self.mixture if changed else None)
         self._start(draws, int(state["batches"]))
 
 

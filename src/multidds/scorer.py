@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .carrying import carried
 from .checks import are, check_state, check_whole, is_number, is_state, shown
 
 
@@ -153,6 +154,20 @@ class Logits:
             own = type(self._optimizer).__name__
             what = str(error).split("\n")[0][:200]
             raise ValueError(f"Scorer: the state is damaged: {own} cannot go on from it ({what}).") from None
+
+    def carried(
+        self, state: Mapping[str, Any], places: Sequence[int | None], probabilities: Sequence[float]
+    ) -> dict[str, Any]:
+        """A state for other datasets. places: where each was; None: it is new. probabilities: of all of them now."""
+        before = len(state["logits"])
+        kept = {
+            key: {**value, "values": carried(value["values"], places, 0.0)}
+            if isinstance(value, Mapping) and are(is_number, before)(value.get("values"))
+            else value
+            for key, value in state["state"].items()
+        }
+        logits = torch.tensor(probabilities, dtype=torch.float64, device="cpu").log().tolist()
+        return {**state, "logits": logits, "smallest": self._smallest, "state": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from .checks import are, check_state, is_count, is_finite, is_number
+from .carrying import carried
+from .checks import check_state, is_count, is_finite, is_number
+from .packing import are_packed, packed, unpacked
 
 _FURTHEST = 3.0  # standard deviations, as in `anchored`
 _PRIOR_DEGREES = 4.0  # of freedom that the mean variance of all probes counts in that of one
 _PRIOR_LOOKS = 16.0  # looks that the spread of earlier updates counts in that of this one
 _PRIOR_PAIRS = 30.0  # pairs of looks that the guess counts that half of the spread lasts
+_ROUNDS = 20  # until the variance between groups and that within them agree
 _ARRAYS = ("weights", "totals", "looks", "last")
 _NUMBERS = ("level", "scale", "spread", "pairs", "products")
 
@@ -118,23 +121,21 @@ class Estimates:
         return Belief(rewards.tolist(), errors.tolist(), z.tolist(), trust.tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """In JSON; numbers of datasets that were never seen are short."""
-        arrays = {word: [v or 0 for v in getattr(self, f"_{word}").tolist()] for word in _ARRAYS}
+        arrays = {word: packed(getattr(self, f"_{word}").tolist()) for word in _ARRAYS}
         return {"updates": self.updates, **arrays, **{word: getattr(self, f"_{word}") for word in _NUMBERS}}
 
-    def check_state(self, state: Mapping[str, Any], count: int | None = None) -> None:
-        """count: of the datasets of the state, where it is not the number of these."""
-        n = len(self._groups) if count is None else count
-        lists = dict.fromkeys(_ARRAYS[:2], are(is_finite, n)) | dict.fromkeys(_ARRAYS[2:], are(is_count, n))
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        lists = dict.fromkeys(_ARRAYS, are_packed(is_finite, len(self._groups)))
         check_state("Balancer: estimates", state, updates=is_count, **lists, **dict.fromkeys(_NUMBERS, is_number))
 
-    def load_state_dict(self, state: Mapping[str, Any], places: Sequence[int | None] | None = None) -> None:
-        """places: where each dataset was in the state; None: it was not there, and nothing is known of it."""
-        if places is None:
-            places = range(len(self._groups))
+    def carried(self, state: Mapping[str, Any], places: Sequence[int | None]) -> dict[str, Any]:
+        """A state for other datasets. places: where each was; None: it is new, and nothing is known of it."""
+        return {**state, **{word: packed(carried(unpacked(state[word]), places, 0.0)) for word in _ARRAYS}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
         for word in _ARRAYS:
-            values = [0 if place is None else state[word][place] for place in places]
-            setattr(self, f"_{word}", np.array(values, dtype=getattr(self, f"_{word}").dtype))
+            setattr(self, f"_{word}", np.array(unpacked(state[word]), dtype=getattr(self, f"_{word}").dtype))
         for word in _NUMBERS:
             setattr(self, f"_{word}", float(state[word]))
         self.updates = int(state["updates"])
@@ -150,15 +151,20 @@ def shrunk(seen: Any, weight: Any, groups: Any, lasting: float) -> tuple[Any, An
         return np.zeros_like(seen), np.zeros_like(seen), np.zeros_like(seen)
     count = int(groups.max()) + 1
     centre, between = np.zeros(len(seen)), 0.0
-    if count > 1:
-        own = np.where(weight > 0, weight / (1 + weight * lasting), 0.0)  # one over tau^2 + 1 / weight
+    for _ in range(_ROUNDS if count > 1 and weight.any() else 0):
+        own = weight / (1 + weight * (lasting - between))  # one over the variance within a group + 1 / weight
         total = np.bincount(groups, own, count)
         known = total > 0
         mean = np.divide(np.bincount(groups, own * seen, count), total, out=np.zeros(count), where=known)
         # What the means of groups vary beyond what the datasets in them explain.
-        excess = (mean[known] ** 2 - 1 / total[known]).mean() if known.any() else 0.0
-        between = min(max(0.0, float(excess)), lasting)
+        between = min(max(0.0, float((mean[known] ** 2 - 1 / total[known]).mean())), lasting)
         centre = (between * total / (1 + between * total) * mean)[groups]
     within = lasting - between
     trust = weight * within / (1 + weight * within)
     return centre + trust * (seen - centre), within * (1 - trust), trust
+
+
+def numbered(groups: Sequence[str | None]) -> list[int]:
+    """The number of the group of each dataset, whatever their order; those without one are one group."""
+    order = {group: number for number, group in enumerate(sorted({"" if g is None else g for g in groups}))}
+    return [order["" if group is None else group] for group in groups]

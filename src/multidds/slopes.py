@@ -5,14 +5,15 @@
 Two forward passes with the same dropout masks, whatever the kernels of the model; no example's gradient is ever made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .gradients import Gradient, norm, wide
-from .probing import Prober
+from .probing import Numbered, Prober
 
 ExampleLosses: TypeAlias = Callable[[Any, Any], Tensor]
 
@@ -56,6 +57,36 @@ def slopes(
 
     ahead, behind = at(step), at(-step)
     return (ahead - behind) / (2 * step), (ahead + behind) / 2
+
+
+NumberedSlopes: TypeAlias = tuple[int, Tensor, Tensor]  # of the batch of this number: slopes [B], losses [B]
+
+
+def slopes_of(
+    prober: Prober,
+    losses: Callable[[int, Any, Any], Tensor],
+    batches: Sequence[Numbered],
+    vector: Gradient,
+    length: float,
+    step: float,
+    update: int,
+) -> list[NumberedSlopes]:
+    """`slopes` of several batches, numbered over all replicas; the parameters are moved twice, not twice for each.
+
+    losses(number, model, batch) -> [B]. A vector of length 0 gives slopes 0.
+    """
+
+    def at(distance: float) -> list[Tensor]:
+        with prober.moved(vector, -distance / length if length else 0.0):
+            return [
+                prober.forward(("train", "mixed", update), batch, partial(losses, j), j).double()
+                for j, batch in batches
+            ]
+
+    return [
+        (j, (ahead - behind) / (2 * step), (ahead + behind) / 2)
+        for (j, _), ahead, behind in zip(batches, at(step), at(-step), strict=True)
+    ]
 
 
 def one_per_example(owner: str, what: str, values: object, count: int | None = None) -> Tensor:

@@ -193,3 +193,14 @@ def test_freed_memory_is_kept_only_where_nobody_objects(monkeypatch):
     monkeypatch.delenv("GLIBC_TUNABLES")
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     assert not keep_freed_memory()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 2**22])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_the_losses_of_tokens_are_those_of_plain_torch(monkeypatch, chunk, smoothing):
+    monkeypatch.setattr(kernels, "_LOGITS", 5 * chunk)  # a vocabulary of 5
+    torch.manual_seed(0)
+    hidden, weight, target = leaf(8, 3), leaf(5, 3), torch.randint(0, 5, (8,))
+    plain = F.cross_entropy(hidden @ weight.T, target, label_smoothing=smoothing, reduction="none")
+    assert kernels.token_losses(hidden, weight, target, smoothing).tolist() == pytest.approx(plain.tolist())
+    assert gradcheck(lambda h, w: kernels.token_losses(h, w, target, smoothing), (hidden, weight))

@@ -61,6 +61,7 @@ class Batch:
     source_rows: Rows
     target_rows: Rows
     pairs: tuple[str, ...]  # the language pairs in it
+    origins: tuple[tuple[str, int], ...] = ()  # [B]: the language pair of each sentence, and its number there
 
     @property
     def sentences(self) -> int:
@@ -85,10 +86,12 @@ class Batch:
 
         source, target_in, target_out = map(move, (self.source, self.target_in, self.target_out))
         rows = self.source_rows.moved(move), self.target_rows.moved(move)
-        return Batch(source, target_in, target_out, *rows, self.pairs)
+        return Batch(source, target_in, target_out, *rows, self.pairs, self.origins)
 
 
-def packed(sources: list[np.ndarray], targets: list[np.ndarray], pairs: tuple[str, ...] = ()) -> Batch:
+def packed(
+    sources: list[np.ndarray], targets: list[np.ndarray], origins: tuple[tuple[str, int], ...] = ()
+) -> Batch:
     """A batch of sentences given as token numbers, without <s> and </s>."""
     source_rows, target_rows = (Rows.of([len(tokens) + 1 for tokens in side]) for side in (sources, targets))
     source = [part for tokens in sources for part in (tokens, [END])]
@@ -101,7 +104,8 @@ def packed(sources: list[np.ndarray], targets: list[np.ndarray], pairs: tuple[st
         target_out=torch.from_numpy(np.delete(both, starts[:-1]).astype(np.int64)),
         source_rows=source_rows,
         target_rows=target_rows,
-        pairs=pairs,
+        pairs=tuple(dict.fromkeys(name for name, _ in origins)),
+        origins=origins,
     )
 
 
@@ -154,7 +158,7 @@ Item = tuple[Sentences, int]
 
 def assemble(items: list[Item]) -> Batch:
     sources, targets = zip(*(sentences.tokens(i) for sentences, i in items), strict=True)
-    return packed(list(sources), list(targets), tuple(dict.fromkeys(sentences.name for sentences, _ in items)))
+    return packed(list(sources), list(targets), tuple((sentences.name, i) for sentences, i in items))
 
 
 def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:

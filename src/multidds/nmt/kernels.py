@@ -253,6 +253,40 @@ def _token_scores(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tenso
     return loss, correct_log_p, hits
 
 
+def token_losses(hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """F.cross_entropy(F.linear(hidden, weight).float(), target, label_smoothing=smoothing, reduction="none") [R]
+
+    For losses that are weighted by what they are: logits are computed again for the gradients, in chunks of rows.
+    """
+    result: Tensor = _outside_autocast(_TokenLosses.apply, hidden, weight, target, smoothing)
+    return result
+
+
+class _TokenLosses(Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
+        losses = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
+        for part, log_p in _chunks(hidden, weight):
+            losses[part] = (smoothing - 1) * log_p.gather(1, target[part, None])[:, 0]
+            if smoothing:
+                losses[part] -= smoothing * log_p.mean(-1)
+        ctx.save_for_backward(hidden, weight, target)
+        ctx.smoothing = smoothing
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, target = ctx.saved_tensors
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=grads.dtype)
+        for part, log_p in _chunks(hidden, weight):
+            correct = target[part, None]
+            grad = log_p.exp_().sub_(ctx.smoothing / weight.shape[0])
+            grad.scatter_add_(1, correct, grad.new_full((1, 1), ctx.smoothing - 1).expand_as(correct))
+            _add_gradients(grad.mul_(grads[part, None]), hidden[part], weight, grad_hidden[part], grad_weight)
+        return grad_hidden, grad_weight.to(weight.dtype), None, None
+
+
 def token_log_p(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The log-probability of each correct token, and the entropy of the distribution that it is from. [R], [R]
 

@@ -167,11 +167,10 @@ class Transformer(nn.Module):
         for layer in [*self.encoder, *self.decoder]:
             layer.compile(dynamic=True, **options)
 
-    def forward(self, batch: Batch, smoothing: float) -> Tensor:
-        """The label-smoothed cross entropy, summed over the target tokens (natural logarithm). []"""
-        return kernels.summed_cross_entropy(
-            self.hidden(batch), self.target_embedding.weight, batch.target_out, smoothing
-        )
+    def forward(self, batch: Batch, smoothing: float, each: bool = False) -> Tensor:
+        """The label-smoothed cross entropy (natural logarithm), summed over the target tokens [], or of each [R]."""
+        of = kernels.token_losses if each else kernels.summed_cross_entropy
+        return of(self.hidden(batch), self.target_embedding.weight, batch.target_out, smoothing)
 
     def token_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # [], [R], [R]
         """For validation: the loss without smoothing, each correct token's log-probability, and whether it is first."""

@@ -1,0 +1,322 @@
+"""What is lost by looking at a part of many datasets at a time; and what ten thousand of them cost besides.
+
+    python benchmarks/many_datasets.py quadratic    a world with a known answer: 10,000 quadratic losses
+    python benchmarks/many_datasets.py text         rewards of 1,000 sources of real text against a full probe
+    python benchmarks/many_datasets.py scale        construction, draws, updates and states with 10,000 names
+
+**quadratic.** Dataset i has the loss |theta - c_i|^2 / 2 (of examples c_i + noise), dev set k |theta - g_k|^2 / 2. With
+a mixture P training ends at m = sum P_i c_i, so that the best mixture near the prior q,
+
+    min_P  |m(P) - g|^2 / 2 + lambda KL(P, q),    g the mean of the g_k,
+
+is P_i ~ q_i exp(<c_i, g - m> / lambda): a fixed point in m alone, solved here to 1e-12. The rule of the default is that
+fixed point at lambda = spread of <c_i, g - m> / strength, so it should arrive there, the more slowly the less it sees.
+One coordinate more, far from what all want, stands for what a model has still to learn from any dataset: without it
+half of the datasets would be harmful, and cut.
+"""
+
+import argparse
+import json
+import logging
+import math
+import pydoc_data.topics
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scaling import LENGTH, Transformer, loss
+from torch import Tensor, nn
+
+from multidds import Anchored, Balancer, Mixture, MixtureSampler, Scorer, batches_of
+from multidds.mixed_probes import MixedProbes
+from multidds.probing import Prober
+from multidds.sources import ProbeSources
+
+# ---------------------------------------------------------------------------------------------- quadratic losses
+
+
+class Cloud:
+    """Examples around a centre, as a source for batches that mix datasets."""
+
+    batch_size = 16
+    collate_fn = staticmethod(torch.stack)
+
+    def __init__(self, centre: Tensor, noise: float) -> None:
+        self._centre, self._noise = centre, noise
+
+    def examples(self, generator: torch.Generator, count: int) -> list[Tensor]:
+        drawn = self._centre.repeat(count, 1)
+        noise = torch.randn((count, len(self._centre) - 1), generator=generator, dtype=torch.float64)
+        drawn[:, 1:] += self._noise * noise
+        return list(drawn)
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        return self.collate_fn(self.examples(generator, self.batch_size))
+
+
+class Point(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(width, dtype=torch.float64))
+
+
+def squares(model: Any, batch: Tensor) -> Tensor:
+    return (model.theta - batch).square().sum(-1) / 2
+
+
+def mean_square(model: Any, batch: Tensor) -> Tensor:
+    return squares(model, batch).mean()
+
+
+def best(centres: Tensor, goal: Tensor, strength: float) -> Tensor:
+    """The mixture of the fixed point, from a uniform prior."""
+    p = torch.full((len(centres),), 1 / len(centres), dtype=torch.float64)
+    for _ in range(100_000):
+        slopes = centres @ (goal - p @ centres)
+        target = torch.softmax(strength * ((slopes - slopes.mean()) / slopes.std(unbiased=False)).clamp(-3, 3), 0)
+        step = (target - p).abs().sum()
+        p = p + 0.1 * (target - p)
+        if step < 1e-12:
+            break
+    return p
+
+
+def quadratic(n: int, dev_sets: int, width: int, noise: float, given: int | None, shares: list[float]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    centres = torch.randn((n, width), generator=generator, dtype=torch.float64)
+    goals = 3.0 + 0.5 * torch.randn((dev_sets, width), generator=generator, dtype=torch.float64)
+    goal = goals.mean(0)
+    names = [f"d{i:05}" for i in range(n)]
+    strength = Anchored().strength
+    answer = best(centres, goal, strength)
+
+    def gap(p: Tensor) -> float:
+        """The dev loss where training with this mixture ends."""
+        return float((p @ centres - goal).square().sum() / 2)
+
+    start = gap(torch.full((n,), 1 / n, dtype=torch.float64))
+    print(f"{n:,} datasets, {dev_sets} dev sets, {width} parameters, examples with a noise of {noise:g} around centres")
+    print("of unit spread. Dev loss at the end of training, as a share of what the best mixture gains over the prior:")
+    print(
+        f"  {'looked at':>12} {'examples':>9} {'seconds':>8}  after updates " + "".join(f"{u:>8}" for u in marks(300))
+    )
+    for share in shares:
+        model, mixture = Point(1 + width), Mixture.uniform(names)
+        sources = {name: Cloud(with_common(c), noise) for name, c in zip(names, centres, strict=True)}
+        dev = {f"k{i}": Cloud(with_common(g), noise) for i, g in enumerate(goals)}
+        updates = given or round(30 / math.sqrt(share))
+        passes = max(6, math.ceil(share * n * 2 / Cloud.batch_size))
+        steps = 1_000_000
+        balancer = Balancer(
+            mixture, model, mean_square, losses=squares, train=sources, dev=dev, steps=steps,
+            budget=passes * 50 / steps, seed=3,
+        )  # fmt: skip
+        found, began, examples = {}, time.process_time(), 0
+        for update in range(1, updates + 1):
+            done = balancer.update()
+            examples = len(done.probed)
+            p = torch.tensor([done.mixture[name] for name in names], dtype=torch.float64)
+            with torch.no_grad():  # training between updates ends where the mixture leads
+                model.theta[1:] += 0.3 * (p @ centres - model.theta[1:])
+            if update in marks(updates):
+                moved = float((p - answer).abs().sum() / 2)
+                found[update] = (start - gap(p)) / (start - gap(answer)), moved
+        cells = "".join(f"{gain:>8.0%}" for gain, _ in found.values())
+        seconds = (time.process_time() - began) / updates
+        print(f"  {examples / n:>12.1%} {examples * 2:>9,} {seconds:>8.2f}  {'gain':>13} {cells}")
+        cells = "".join(f"{moved:>8.3f}" for _, moved in found.values())
+        print(f"  {'':>12} {'':>9} {'':>8}  {'distance':>13} {cells}", flush=True)
+    uniform = torch.full((n,), 1 / n, dtype=torch.float64)
+    print(f"  (the prior is {float((uniform - answer).abs().sum() / 2):.3f} from the best mixture, in total variation)")
+
+
+def with_common(centre: Tensor) -> Tensor:
+    return torch.cat([torch.tensor([20.0], dtype=torch.float64), centre])
+
+
+def marks(updates: int) -> list[int]:
+    return [u for u in (1, 3, 10, 30, 100, 300, 1000) if u <= updates]
+
+
+# ---------------------------------------------------------------------------------------------- real text
+
+
+def texts(count: int, size: int) -> list[Tensor]:
+    """Stretches of the sources and the documentation of Python's standard library, one for each dataset."""
+    root = Path(json.__file__).parent.parent
+    stretches = []
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        stretches += [text[i : i + size] for i in range(0, len(text) - size, size)]
+    stretches += [t.encode()[:size] for _, t in sorted(pydoc_data.topics.topics.items()) if len(t) >= size]
+    if len(stretches) < count:
+        raise SystemExit(f"There are only {len(stretches)} stretches of {size} bytes.")
+    chosen = [stretches[i * len(stretches) // count] for i in range(count)]
+    return [torch.frombuffer(bytearray(text), dtype=torch.uint8).long() for text in chosen]
+
+
+class Windows(torch.utils.data.Dataset[Tensor]):
+    def __init__(self, text: Tensor) -> None:
+        self._text = text
+
+    def __len__(self) -> int:
+        return len(self._text) - LENGTH - 1
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self._text[i : i + LENGTH + 1]
+
+
+def example_losses(model: nn.Module, ids: Tensor) -> Tensor:
+    each = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return each.view(len(ids), -1).mean(1)
+
+
+def stacked(examples: list[Tensor]) -> Tensor:
+    return torch.stack(examples)
+
+
+def correlation(one: dict[str, float], other: dict[str, float]) -> float:
+    return float(np.corrcoef(list(one.values()), [other[name] for name in one])[0, 1])
+
+
+def text(n: int, updates: int, passes: int, batch: int, between: int, warm: int) -> None:
+    """The rewards that the mixture goes by, after some updates in parts, against full probes at the same parameters."""
+    torch.manual_seed(0)
+    names = [f"t{i:04}" for i in range(n)]
+    data = dict(zip(names, texts(n, 6000), strict=True))
+    half = {name: (whole[: len(whole) // 2], whole[len(whole) // 2 :]) for name, whole in data.items()}
+    train = {name: batches_of(Windows(a), batch, stacked) for name, (a, _) in half.items()}
+    dev = {name: batches_of(Windows(b), batch, stacked) for name, (_, b) in half.items()}
+    model = Transformer(width=32, layers=2, heads=4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(1)
+
+    def learn(steps: int) -> None:
+        for _ in range(steps):
+            drawn = [names[i] for i in torch.randint(n, (batch,), generator=generator).tolist()]
+            ids = torch.stack([train[name].examples(generator, 1)[0] for name in drawn])
+            loss(model, ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    learn(warm)
+    options: dict[str, Any] = {"train": train, "dev": dev, "steps": 50 * passes, "budget": 1.0}
+    kinds = {
+        "mixed batches": Balancer(Mixture.uniform(names), model, loss, losses=example_losses, **options),
+        "gradients of a part": Balancer(Mixture.uniform(names), model, loss, **options),
+    }
+    took: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(updates):
+        learn(between if number else 0)
+        for kind, balancer in kinds.items():
+            began = time.process_time()
+            balancer.update()
+            took[kind].append(time.process_time() - began)
+    began = time.process_time()
+    learn(20)
+    step = (time.process_time() - began) / 20
+    for balancer in kinds.values():  # where the parameters are now
+        balancer.update()
+    full: dict[str, list[dict[str, float]]] = {"cosines": [], "slopes": []}
+    for seed in (11, 12):
+        probing = {"train": train, "dev": dev, "seed": seed}
+        whole = Balancer(Mixture.uniform(names), model, loss, every=1, batches=2, scorer=Scorer(), **probing)
+        full["cosines"].append(whole.update().rewards)
+        sources = ProbeSources("benchmark", {"train": train, "dev": dev}, seed)
+        prober = Prober(model, loss, None, "train", seed, owner="benchmark")
+        each = MixedProbes(prober, example_losses, sources, 2 * n, 2 * n, None)
+        with prober.invisible():
+            full["slopes"].append(each.estimate(sources, tuple(names), dict.fromkeys(names, 1 / n), 0).rewards)
+        print(f"full probe {seed} done", flush=True)
+    print(
+        f"{n} sources of 3,000 bytes, {sum(p.numel() for p in model.parameters()):,} parameters, {warm} steps before,"
+    )
+    print(f"{updates + 1} updates of {passes} probe batches of {batch} windows, {between} steps between them.")
+    for kind, (one, other) in full.items():
+        print(f"  two full probes (2 batches of every set), {kind}: correlation {correlation(one, other):.3f}")
+    for kind, balancer in kinds.items():
+        used = balancer.history[-1].rewards
+        seen = sum(1 for looks in balancer._estimates.looks if looks)  # type: ignore[union-attr]
+        print(f"  {kind}: {seen} of {n} seen, an update is {statistics.median(took[kind]) / step:.1f} steps")
+        for of, probes in full.items():
+            between_full = correlation(*probes)
+            with_full = statistics.fmean(correlation(used, probe) for probe in probes)
+            print(f"    with full {of}: {with_full:.3f}, {with_full / between_full:.2f} times as well as two of those")
+
+
+# ---------------------------------------------------------------------------------------------- ten thousand names
+
+
+def scale(n: int) -> None:
+    names = [f"corpus-{i:05}" for i in range(n)]
+    model = Point(8)
+    centres = torch.randn((n, 8), dtype=torch.float64)
+
+    def timed(what: str, function: Any, times: int = 1) -> Any:
+        began = time.process_time()
+        for _ in range(times):
+            result = function()
+        print(f"  {what:<46} {(time.process_time() - began) / times * 1e3:>10.4g} ms", flush=True)
+        return result
+
+    print(f"{n:,} datasets and dev sets")
+    mixture = timed("Mixture.proportional", lambda: Mixture.proportional({name: 1 + i for i, name in enumerate(names)}))
+    clouds = {name: Cloud(c, 1.0) for name, c in zip(names, centres, strict=True)}
+
+    def make(**options: Any) -> Balancer:
+        return Balancer(mixture, model, mean_square, train=clouds, dev=clouds, steps=100_000, **options)
+
+    mixed = timed("Balancer, mixed batches", lambda: make(losses=squares))
+    timed("an update of it", mixed.update, 3)
+    parts = timed("Balancer, gradients of a part", make)
+    timed("an update of it", parts.update, 3)
+    sizes = dict.fromkeys(names, 1000)
+    limited = timed(
+        "Balancer, bounds, sizes, passes",
+        lambda: make(losses=squares, sizes=sizes, examples=10**6, max_passes=4.0, bounds={names[0]: (0.0, 0.5)}),
+    )
+    timed("an update of it", limited.update, 3)
+    timed("a step of it without an update", limited.step, 10)
+    for kind, balancer in (("mixed", mixed), ("parts", parts), ("limits", limited)):
+        state = balancer.state_dict()
+        text = timed(f"state as JSON, {kind}", lambda state=state: json.dumps({**state, "tensors": {}}))
+        print(f"  {'':<46} {len(text) / 1e6:>10.3g} MB")
+        timed("load_state_dict", lambda balancer=balancer, state=state: balancer.load_state_dict(state))
+    sampler = timed("MixtureSampler", lambda: MixtureSampler(sizes, mixture, batch_size=1000))
+    draws = iter(sampler)
+    next(draws)
+    timed("1,000 draws", lambda: next(draws), 20)
+    whole = Balancer(mixture, model, mean_square, train=clouds, dev=clouds, every=1000)
+    print(
+        f"  {'state where all are probed':<46} {len(json.dumps({**whole.state_dict(), 'tensors': {}})) / 1e6:>10.3g} MB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["quadratic", "text", "scale"])
+    parser.add_argument("--datasets", type=int, help="by default 10,000; of text 1,000")
+    parser.add_argument("--updates", type=int, help="by default 20, of quadratic 30 / share ** 0.5")
+    parser.add_argument("--noise", type=float, default=3.0, help="of an example of a quadratic loss")
+    parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.1, 0.01], help="looked at in an update")
+    parser.add_argument("--passes", type=int, default=50, help="text: probe batches of an update")
+    parser.add_argument("--batch", type=int, default=16, help="text: windows of a batch")
+    parser.add_argument("--between", type=int, default=10, help="text: steps between updates")
+    parser.add_argument("--warm", type=int, default=400, help="text: steps before the first update")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    logging.disable(logging.WARNING)
+    if args.what == "quadratic":
+        quadratic(args.datasets or 10_000, 100, 16, args.noise, args.updates, args.shares)
+    elif args.what == "text":
+        text(args.datasets or 1000, args.updates or 20, args.passes, args.batch, args.between, args.warm)
+    else:
+        scale(args.datasets or 10_000)
+
+
+if __name__ == "__main__":
+    main()
