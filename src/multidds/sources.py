@@ -134,8 +134,9 @@ def batches_of(
 ) -> Callable[[torch.Generator], Any]:
     """Probe batches of a map-style dataset: examples drawn with replacement. For probes, not for training.
 
-    dataset: with a length and indices. batch_size: examples of a batch; larger ones make less noise. collate_fn: makes
-    a batch of a list of examples, by default as a DataLoader does.
+    dataset: a dataset with a length and indices.
+    batch_size: examples per batch; larger batches make less noise.
+    collate_fn: makes a batch of a list of examples; by default as a DataLoader does.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
