@@ -11,9 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Alignment:
-    """How the gradients of the training datasets and of the dev sets lie to each other.
+    """How the gradients of the training datasets and of the dev sets relate to each other.
 
-    train_names, dev_names: of the n datasets and the K dev sets, in the order of the tensors.
+    train_names, dev_names: names of the n datasets and the K dev sets, in the order of the tensors.
     dev_train: [dev, train], the inner products d_k . t_i of dev and training gradients.
     dev_dev: [dev, dev], or [train, dev, dev] with step-ahead: d_k . d_l.
     train_norms: [train], |t_i|.

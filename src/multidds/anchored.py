@@ -30,12 +30,12 @@ _LEAST = 0.02  # of its share: what is left of a dataset however useless, so tha
 
 @dataclass(frozen=True)
 class Anchored:
-    """How rewards tilt an anchor: settings only.
+    """The default rule: rewards tilt an anchor. Holds settings only.
 
-    strength: a dataset that is one standard deviation better than the mean gets exp(strength) times the share of the
-        anchor, before all are scaled to sum to 1. 0 keeps the anchor; larger values trust the rewards more.
-    plan: where a balancer knows the sizes of the datasets and how many examples will be drawn, the anchor is
-        Mixture.planned for them, and the training starts with it. False: the anchor is the mixture that is given.
+    strength: a dataset one standard deviation better than the mean gets exp(strength) times its share in the anchor,
+        before all shares are scaled to sum to 1. 0 keeps the anchor; larger values trust the rewards more.
+    plan: if the balancer knows the sizes of the datasets and how many examples will be drawn, the anchor is
+        Mixture.planned for them, and training starts from it. False: the anchor is the mixture that you give.
     """
 
     strength: float = 0.5

@@ -45,47 +45,47 @@ if TYPE_CHECKING:
 class Balancer:
     """Learns a mixture while a model trains: call `step()` once after every optimizer step.
 
-    mixture: its probabilities are the prior, and the object that is moved.
-    model, loss: loss(model, batch) is the mean loss of a batch, a scalar tensor; the one that training minimises.
+    mixture: the object that is changed; its present probabilities are the prior.
+    model, loss: loss(model, batch) is the mean loss of a batch, a scalar tensor: the loss that training minimises.
     train, dev: {name: source of probe batches}: a DataLoader, a list of batches, a function generator -> batch (see
         `batches_of`), or an iterable with state_dict and load_state_dict. The names of train are those of the mixture.
-    every: optimizer steps between updates. None: as often as the budget buys.
-    steps: optimizer steps of the whole training, where they are known.
-    budget: probe batches per training batch that updates may take, where `every` is None. Where it does not buy enough
+    every: optimizer steps between updates. None: as often as the budget allows.
+    steps: optimizer steps of the whole training, if known.
+    budget: probe batches that updates may use per training batch, if `every` is None. If that does not allow enough
         updates that look at everything, each looks at a part of the datasets and dev sets, in rotation, and what is
         known of the others is kept (docs/many-datasets.md).
-    losses: (model, batch) -> tensor [B], the loss of every example. Where updates look at a part, batches then mix the
-        datasets, and the reward is the mean slope of a dataset's examples instead of a cosine: it costs examples, not
-        datasets. The sources are then made by `batches_of`.
-    dev_loss: (model, batch) -> scalar tensor that the dev sets want small; None: the training loss.
-    reward: what a dataset is worth: "multidds-s": the mean of its cosines with the dev sets, however large their
-        gradients are; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which needs
+    losses: (model, batch) -> tensor [B], the loss of every example. If updates look at a part, their batches then mix
+        the datasets, and the reward is the mean slope of a dataset's examples instead of a cosine: the cost depends on
+        the number of examples, not of datasets. The sources must then be made by `batches_of`.
+    dev_loss: (model, batch) -> scalar tensor, what should become small on the dev sets; None: the training loss.
+    reward: what a dataset is worth. "multidds-s": the mean of its cosines with the dev sets, whatever the size of their
+        gradients; "multidds"; "moving-average"; or a function (alignment, weights) -> tensor [n], which needs
         `sketch`. None: "multidds-s", with the default rule.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
-    scorer: how rewards move the mixture: Anchored(...), the paper's Scorer(...), or Exponentiated(...) and Exp3(...) of
-        other papers. None: the paper's where a reward is given, else Anchored().
+    scorer: how rewards move the mixture: Anchored(...), the paper's Scorer(...), or Exponentiated(...) and Exp3(...)
+        from other papers. None: the paper's if a reward is given, otherwise Anchored().
     sizes, examples: {name: how many examples a dataset has}, and how many the whole training will draw. With both,
-        Anchored moves the mixture to what a training of this length wants, at once, and tilts that; else the prior.
-        Datasets without a dev set of their own name keep their share, or get an equal one if that is less.
-    max_passes: how often a dataset may be gone through in the whole training: a number, or {name: number}. It needs
-        sizes, examples and steps.
-    bounds: {name: (low, high)}: limits of shares, which every rule keeps; a name is that of a dataset or of a group,
-        whose share is then that of all its datasets together.
-    groups: {dataset: group}: datasets of which much is alike. Rewards are shrunk towards the mean of their group by
-        their own noise, so that a dataset moves only as far as its evidence goes.
+        Anchored starts from the mixture that suits a training of this length, and tilts it; otherwise it tilts the
+        prior. Datasets without a dev set of the same name keep their share, or get an equal one if that is less.
+    max_passes: how many times training may pass through a dataset: a number, or {name: number}. It needs sizes,
+        examples and steps.
+    bounds: {name: (low, high)}: limits of shares, for every rule. A name is that of a dataset, or of a group: then it
+        limits the sum of the shares of its datasets.
+    groups: {dataset: group}: datasets that have much in common. Rewards are shrunk towards the mean of their group
+        according to their noise, so that a dataset moves only as far as its evidence goes.
     batches: probe batches per dataset and dev set, per process. None: 2 with Anchored, which compares their halves,
-        else 1; with `every=None` 2 to 8, by the budget. More of them make less noise, and cost more.
-    total_batches: the same over all processes, instead of `batches`: the mixture is then the same with any number of
-        them, which share the batches out.
-    share_out: whether processes may take the gradients of different datasets; they do where all draw the same batches
-        and no loss needs the other processes (docs/method.md). False: all take every gradient together.
-    mode: "train" or "eval": whether dropout and the like are on in probes.
+        otherwise 1; with `every=None` 2 to 8, depending on the budget. More batches mean less noise and more cost.
+    total_batches: the same over all processes, instead of `batches`; the mixture then does not depend on the number of
+        processes, which divide the batches among themselves.
+    share_out: whether processes may compute the gradients of different datasets. They do if all draw the same batches
+        and no loss needs the other processes (docs/method.md). False: all compute every gradient together.
+    mode: "train" or "eval": whether dropout and similar layers are active in probes.
     step_ahead: a step size for the step-ahead of Algorithm 1, which costs n + n * K passes; None: no step ahead.
     sketch: None: no table. "exact" or a number of buckets, such as 2**16: each update has its table of inner products.
     decay: of the moving averages.
-    optimizer: an Adam that trains the model, for rewards in its metric; it is only read.
-    params: the parameters whose gradients count; by default all that are trained.
-    seed: of everything random in probes.
+    optimizer: the Adam that trains the model, for rewards in its metric; it is only read.
+    params: the parameters whose gradients count; by default all trainable ones.
+    seed: for everything random in probes.
 
     An update costs n + K forward and backward passes (n + n * K with step-ahead) per probe batch, and the
     memory of one parameter-sized vector. It leaves the model, its gradients and all random states as they were.
@@ -182,9 +182,9 @@ class Balancer:
         return [self.mixture[name] for name in self._order]
 
     def step(self) -> Update | None:
-        """Count one optimizer step; after every `every`-th one, update the mixture and say how.
+        """Count one optimizer step. Every `every`-th step updates the mixture and returns the `Update`.
 
-        Where the update raises, the step is not counted: what is saved then makes the update after a resume.
+        If the update raises, the step is not counted: a state saved then makes the update after a resume.
         """
         self._limits.count(self._steps + 1, self.mixture)
         update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
@@ -199,11 +199,11 @@ class Balancer:
         return 2**62 if self._frozen else self.every - self._steps % self.every
 
     def freeze(self) -> None:
-        """Stop learning and keep the mixture as it is; `step()` goes on counting. Part of the state."""
+        """Stop learning and keep the mixture; `step()` continues to count. Part of the state."""
         self._frozen = True
 
     def update(self) -> Update:
-        """One update now, without counting a step."""
+        """Make one update now, without counting a step."""
         return self._update(self._steps)
 
     def _update(self, step: int) -> Update:
@@ -287,7 +287,7 @@ class Balancer:
         return f"Balancer({state}, {every}; {len(self.mixture):,} datasets: {shares(self.mixture.probabilities)})"
 
     def observe(self, name: str) -> None:
-        """For "moving-average": tell that .grad now holds a gradient of the dataset `name`. After backward, before
+        """For "moving-average": say that .grad now holds a gradient of the dataset `name`. After backward, before
         clipping and the step. With other rewards it does nothing, so that a loop can keep the line.
         """
         self._estimator.observe(name)
@@ -303,7 +303,7 @@ class Balancer:
 
     @property
     def dev_losses(self) -> dict[str, float] | None:
-        """The losses of the last full validation, by which low and high rank the dev sets; None: by the probe."""
+        """The losses of your last full validation, which rank the dev sets for low and high; None: the probe does."""
         return self._estimator.dev.losses
 
     @dev_losses.setter
@@ -340,7 +340,7 @@ class Balancer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
-        """Go on exactly where the other balancer was; moves the shared mixture.
+        """Continue exactly where the other balancer was; changes the shared mixture.
 
         changed: datasets or dev sets may have been added or left out. A new dataset starts at its prior share; the
         others keep what they learned: their shares relative to each other, their rewards, their counts.

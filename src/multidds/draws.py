@@ -22,10 +22,10 @@ _AT_ONCE = 1 << 16  # draws that are skipped in one array
 
 
 class Draws:
-    """A place in the endless sequence of draws from `mixture`: how many there were, and of which dataset.
+    """A position in the endless sequence of draws from `mixture`, with the number of draws of each dataset so far.
 
-    `seed`: equal seeds, equal draws. A mixture that moves changes nothing until `rule` says from where on. What reads
-    ahead keeps a `fork` of its place for what was consumed, tells both of a new mixture, and saves the fork's state.
+    Equal values of `seed` give equal draws. A mixture that moves changes nothing until `rule` says from which position
+    on. A reader that reads ahead keeps a `fork` for what was consumed, tells both of a new mixture, and saves the fork.
 
     >>> draws = Draws(Mixture({"a": 0.5, "b": 0.5}), seed=1)
     >>> draws.draw(), draws.draw(), draws.draw(), draws.draw()
@@ -48,7 +48,7 @@ class Draws:
         self._until: float = -math.inf  # where the next rule begins
 
     def draw(self) -> tuple[str, int]:
-        """The dataset of this position, and how often it was drawn before."""
+        """The dataset at this position, and how many times it was drawn before."""
         position = self.position
         if position >= self._until:
             self._turn()
@@ -78,7 +78,7 @@ class Draws:
         return drawn
 
     def skip_to(self, position: int) -> None:
-        """Draw up to this position with nobody looking: in arrays, at a tenth of the price. Never back."""
+        """Move forward to this position without returning the draws, which costs a tenth of drawing them."""
         while self.position < position:
             if self.position >= self._until:
                 self._turn()
@@ -122,17 +122,17 @@ class Draws:
 
     @property
     def waiting(self) -> int:
-        """How many mixtures are to rule from later positions on."""
+        """How many mixtures are waiting to take effect at later positions."""
         return sum(start > self.position for start, _ in self._rules)
 
     def fork(self) -> "Draws":
-        """Another one at the same place; from now on each goes its own way."""
+        """A copy at the same position; from now on the two are independent."""
         twin = copy.copy(self)
         twin.counts, twin._rules = dict(self.counts), self._rules.copy()
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """Of numbers, strings, lists and dicts: it fits into JSON."""
+        """Numbers, strings, lists and dicts only, so it fits into JSON."""
         ruling = list(self._rules)[-1 - self.waiting :]
         # Since when the first one rules does not matter: equal places, equal states.
         rules = [[max(start, self.position), mixture.probabilities] for start, mixture in ruling]
@@ -172,10 +172,10 @@ def _is_rule(rule: object) -> bool:
 
 
 class Order:
-    """The order in which the examples of a dataset are drawn: `order[i]` is the place of the one after i others.
+    """The order in which the examples of a dataset are drawn: `order[i]` is the index of the example after i others.
 
-    Pass after pass without end, every pass in an order of its own, a function of (seed, name, pass). It is computed per
-    example: nothing of the size of the dataset is stored.
+    Passes follow each other without end, each in an order of its own that depends on (seed, name, pass). The order is
+    computed per example: nothing as large as the dataset is stored.
     """
 
     def __init__(self, seed: int, name: str, size: int) -> None:

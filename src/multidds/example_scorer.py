@@ -25,14 +25,14 @@ _OWNER = "ExampleScorer"
 
 @dataclass(frozen=True)
 class ExampleUpdate:
-    """One change of the scores, or why there was none.
+    """One change of the scores, or the reason why there was none.
 
-    step: the optimizer step after which it came.
+    step: the optimizer step after which it was made.
     rewards: of the examples of the batch, <gradient, v> / |v|; negative: training on it raises the dev loss. # [B]
     probabilities: of the examples of the batch before the update, over the batches of all processes. # [B]
     losses: of the examples of the batch. # [B]
     dev_losses, weights: {dev set: loss of the probe}, for those that count, and {dev set: weight}, the priority.
-    seconds: what the update took.
+    seconds: how long the update took.
     skipped: None, or why the scores did not change.
     """
 
@@ -51,27 +51,27 @@ class ExampleScorer:
 
     network: a module that maps a batch to one score per example, a tensor [B]; it must not share parameters with the
         model. It runs in eval mode. None: a small one over `features` and the example's own loss.
-    model, losses: losses(model, batch) are the losses of the examples of a batch, a tensor [B].
-    dev: {name: source of dev batches}, as for `Balancer`: clean examples of what the model is for.
+    model, losses: losses(model, batch) returns the loss of every example of a batch, a tensor [B].
+    dev: {name: source of dev batches}, as for `Balancer`: clean examples of what the model should do.
     every: optimizer steps between updates.
-    optimizer: of the network's parameters: a torch optimizer, or a function params -> optimizer. None: Adam, with a
+    optimizer: for the network's parameters: a torch optimizer, or a function params -> optimizer. None: Adam, with a
         learning rate of 0.001, or 0.003 for the small network.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
     features: for the small network: features(batch) -> [B, F], numbers that describe the examples. They are
         standardised by running statistics. None: it sees the loss alone.
-    dev_loss: (model, batch) -> scalar tensor that the dev sets want small; None: the mean of `losses`.
+    dev_loss: (model, batch) -> scalar tensor, what should become small on the dev sets; None: the mean of `losses`.
     direction: "balanced": v, with every parameter's part scaled to a root mean square of 1, so that a few sharp
         parameters do not drown the others; "gradient": v, the sum of the weighted dev gradients, as in the paper.
     batches: dev batches per dev set and update, per process.
-    mode: "train" or "eval": whether dropout and the like are on in probes.
+    mode: "train" or "eval": whether dropout and similar layers are active in probes.
     eps: how far parameters are moved for the slopes, as a share of the dev loss that this changes; None: by the
         precision of the parameters, 0.0008 in float32. With bfloat16 autocast take 0.1.
-    params: the parameters whose gradients count; by default all that are trained.
-    seed: of everything random in probes, and of the small network.
+    params: the parameters whose gradients count; by default all trainable ones.
+    seed: for everything random in probes, and for the small network.
 
     An update costs one forward and backward pass per dev batch and two forward passes over the batch, and the memory of
     two parameter-sized vectors. It leaves the model, its gradients and all random states as they were.
-    `docs/dirty-data.md` has the formulas, and when it helps.
+    `docs/dirty-data.md` has the formulas and says when it helps.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class ExampleScorer:
         return self._network.network
 
     def scores(self, batch: Any, losses: Tensor | None = None) -> Tensor:
-        """What the network makes of the examples of a batch; only differences mean something. # [B]
+        """The scores of the examples of a batch; only their differences matter. # [B]
 
-        losses: of these examples, [B], where you have them already: the small network sees them, and would have to
-        make them by a forward pass.
+        losses: the losses of these examples, [B], if you have them: the small network needs them, and else computes
+        them by a forward pass.
         """
         if losses is not None:
             losses = one_per_example(_OWNER, "losses", losses).detach()
@@ -140,7 +140,7 @@ class ExampleScorer:
         return self.scores(batch, losses).softmax(0)
 
     def weights(self, batch: Any, losses: Tensor | None = None) -> Tensor:
-        """What to multiply the losses of the examples of a batch with: P(x, y; psi) times B, mean 1. # [B]
+        """The factors for the losses of the examples of a batch: P(x, y; psi) times B, with mean 1. # [B]
 
         losses: as in `scores`.
         """
@@ -259,7 +259,7 @@ class ExampleScorer:
         return {"steps": self._steps, "dev": self._dev.state_dict(), **self._network.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where the other scorer was. Where the state does not fit, an error, and nothing has changed."""
+        """Continue exactly where the other scorer was. A state that does not fit is an error and changes nothing."""
         self._network.check_state(state)
         self._dev.load_state_dict(state["dev"])
         self._network.load_state_dict(state, self._prober.params[0].device)

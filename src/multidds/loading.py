@@ -88,7 +88,7 @@ class MixedLoader:
 
     @property
     def passes(self) -> dict[str, float]:
-        """How often training has gone through each dataset, over all ranks; what is read ahead does not count."""
+        """How many times training has passed through each dataset, over all ranks, without what was read ahead."""
         if self._sampler is None:  # also where a script asks before the processes are there
             return dict.fromkeys(self._sizes, 0.0)
         counts = self._sampler.after(self._handed_out).counts
@@ -110,10 +110,10 @@ def mixed_loader(
     """Batches of mixed examples: the loader for `Trainer.fit`, or what a datamodule's `train_dataloader` returns.
 
     train_sets: {name: map-style dataset}.
-    mixture: how often each of them is drawn; a `BalanceCallback` with the same object moves it.
-    batch_size: examples of a batch of one process.
-    seed: of the draws and of the order within each pass.
-    options: go to the DataLoader: num_workers, collate_fn, pin_memory, ...
+    mixture: how often each of them is drawn; a `BalanceCallback` with the same object changes it.
+    batch_size: examples per batch and process.
+    seed: for the draws and for the order within each pass.
+    options: passed on to the DataLoader: num_workers, collate_fn, pin_memory, ...
 
     An epoch has as many examples as all datasets together.
     """

@@ -19,19 +19,21 @@ from .shared_rules import SharedRules, shared
 
 
 class MixedDataset(Dataset[Any]):
-    """{name: dataset} as one dataset that is drawn from as the mixture says, example by example.
+    """Several datasets as one, from which examples are drawn as the mixture says.
 
-    datasets: {name: torch dataset, `datasets.Dataset`, or a stream}. mixture: how often each of them is drawn. seed: of
-    the draws. batch_size: examples of a batch; only for streams with several workers and without a callback, which
-    knows it: the batches are then those that one reader would make, and without it as many of them together.
+    datasets: {name: torch dataset, `datasets.Dataset`, or a stream}.
+    mixture: how often each of them is drawn.
+    seed: for the draws.
+    batch_size: examples per batch. Only needed for streams with several workers and without a callback, so that the
+        batches are those that a single reader would make.
 
-    Its length is the sum of the sizes, so an epoch is what it is without a mixture; behind its last index the next
-    epoch goes on in the same endless sequence, where the loader tells of epochs (`set_epoch`). In which order an epoch
-    is read does not matter, except with a `BalanceCallback`, which sees to it that it is the rising one.
+    Its length is the sum of the sizes, so an epoch is as long as without a mixture. The next epoch continues in the
+    same endless sequence, if the loader announces epochs (`set_epoch`). The order in which an epoch is read does not
+    matter, except to a `BalanceCallback`, which makes sure that indices are read in ascending order.
 
     If any of the datasets is a stream, the whole is a stream (`IterableDataset`), and training needs `max_steps`. A
-    stream that ends starts over. Several workers read different shards of each stream, in proportions that stay those
-    of the mixture.
+    stream that ends starts over. Several workers read different shards of each stream, in the proportions of the
+    mixture.
     """
 
     def __new__(

@@ -20,7 +20,7 @@ _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a co
 
 
 class Mixture:
-    """The probability of each dataset. The names never change; a balancer moves the probabilities.
+    """The probability of each dataset. The names never change; a balancer changes the probabilities.
 
     >>> mixture = Mixture.temperature({"a": 1, "b": 9}, tau=2)
     >>> mixture["a"], mixture.names
@@ -35,7 +35,7 @@ class Mixture:
 
     @classmethod
     def proportional(cls, sizes: Mapping[str, float]) -> "Mixture":
-        """As often as there is data: P(i) = size_i / sum of sizes. The paper's prior."""
+        """In proportion to size: P(i) = size_i / sum of sizes, from sizes {name: examples}. The paper's prior."""
         return cls._scaled("Mixture.proportional", sizes, tau=1.0)
 
     @classmethod
@@ -53,7 +53,7 @@ class Mixture:
 
     @classmethod
     def uniform(cls, names: Iterable[str]) -> "Mixture":
-        """The same probability for every one of the names."""
+        """The same probability for each of the names."""
         names = list(names)
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"Mixture.uniform: the name {twice[0]!r} is there more than once.")
@@ -87,11 +87,11 @@ class Mixture:
         transfer: float = TRANSFER,
         worth: float = WORTH,
     ) -> "Mixture":
-        """What a training of this length wants of each dataset: the shorter, the nearer to uniform.
+        """The mixture that suits a training of this length: the shorter it is, the nearer to uniform.
 
         sizes: {name: how many examples there are}. examples: what the whole training will draw, in the unit of sizes.
         weights: {name: how much its dev set counts}; None: all the same.
-        transfer: what an example is worth for the dev sets of other datasets.
+        transfer: what an example is worth for the dev sets of other datasets, compared with its own.
         worth: the passes after which a repeated example is worth 1/e of a new one (R* of Muennighoff et al. 2023).
 
         It maximises the weighted sum over dev sets of log(examples that serve them, repeated ones counted for less).
@@ -136,7 +136,7 @@ class Mixture:
         return f"Mixture({many}{shares(self.probabilities, 12 if not many else 4)})"
 
     def at(self, point: float) -> str:
-        """The dataset on which a point of [0, 1) falls: a uniform point makes a draw. O(log n)."""
+        """The dataset on which a point of [0, 1) falls; a uniformly random point makes a draw. O(log n)."""
         # Without the last edge: no rounding leads past it.
         return self._drawable[bisect_right(self._cumulative, point * self._cumulative[-1], 0, self._last)]
 
@@ -146,7 +146,7 @@ class Mixture:
         return dict(zip(self._drawable, self._cumulative, strict=True))
 
     def move(self, probabilities: Mapping[str, float]) -> None:
-        """Replace the probabilities; the names must be the same. Every stream that shares this object follows."""
+        """Replace the probabilities; the names must be the same. Every stream that shares this object follows suit."""
         check_names("Mixture.move", self._names, probabilities)
         self._set(probabilities)
         self.version += 1
@@ -191,10 +191,10 @@ class Mixture:
 
 
 class Replay:
-    """Replays a recorded history of a mixture, where a balancer would have moved it.
+    """Replays a recorded history of a mixture, in the place of a balancer.
 
-    The history is [(step, {name: probability}), ...] by rising step, as collected from `Update.step` and
-    `Update.mixture`; step 0 is the mixture from the start.
+    The history is [(step, {name: probability}), ...] in the order of the steps, as collected from `Update.step` and
+    `Update.mixture`; step 0 is the initial mixture.
     """
 
     def __init__(self, mixture: Mixture, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
@@ -212,7 +212,7 @@ class Replay:
             mixture.move(self._moves[0])
 
     def step(self) -> dict[str, float] | None:
-        """Call once per optimizer step. Returns the new probabilities where the history has some, else None."""
+        """Call once per optimizer step. Returns the new probabilities if the mixture changes now, else None."""
         self._steps += 1
         probabilities = self._moves.get(self._steps)
         if probabilities is not None:

@@ -12,7 +12,7 @@ Priority: TypeAlias = str | Mapping[str, float] | Callable[[dict[str, float]], M
 
 
 def regular(dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """The same weight for every dev set of dev_losses, {dev set: loss}, whatever the losses are."""
+    """The same weight for every dev set of dev_losses, {dev set: loss}, whatever its loss."""
     return dict.fromkeys(dev_losses, 1.0 / len(dev_losses))
 
 

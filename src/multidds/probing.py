@@ -321,16 +321,16 @@ def probe(
     """The whole table of inner products between datasets and dev sets, at the current parameters.
 
     model, loss: loss(model, batch) is the mean loss of a batch, a scalar tensor.
-    train_batches, dev_batches: {name: [batch, ...]}; a gradient is that of the mean over the batches of a name.
-    step_ahead: a step size: dev gradients one step of gradient descent ahead on each dataset; None: at the parameters.
+    train_batches, dev_batches: {name: [batch, ...]}; a gradient is that of the mean loss over the batches of a name.
+    step_ahead: a step size, for dev gradients one step of gradient descent ahead on each dataset; None: no step.
     sketch: None: exact, with K + 1 gradients in memory; or a number of buckets (2**16: cosines to 0.004).
-    mode: "train" or "eval": whether dropout and the like are on.
-    params: the parameters whose gradients count; by default all that are trained.
-    seed: of everything random in the passes.
+    mode: "train" or "eval": whether dropout and similar layers are active.
+    params: the parameters whose gradients count; by default all trainable ones.
+    seed: for everything random in the passes.
 
-    Costs n + K forward and backward passes per batch, with step-ahead n + n * K, and leaves no trace in the model.
-    Under torch.distributed every rank brings as many batches, and the gradients are averaged over ranks. A model that
-    fully_shard (FSDP2) has sharded stays so: every rank holds its shards of the gradients.
+    It costs n + K forward and backward passes per batch (n + n * K with step-ahead) and leaves no trace in the model.
+    Under torch.distributed every rank brings the same number of batches, and gradients are averaged over ranks. A model
+    sharded by fully_shard (FSDP2) stays sharded: every rank holds its shards of the gradients.
     """
     check_step_ahead("probe", step_ahead)
     prober = Prober(model, loss, params, mode, seed, owner="probe")

@@ -24,7 +24,7 @@ def multidds(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
 
 
 def multidds_s(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
-    """R'_i = sum_k w_k cos(d_k, t_i): every dev set counts by its direction, however large its gradient is.
+    """R'_i = sum_k w_k cos(d_k, t_i): every dev set counts by its direction only, not by the size of its gradient.
 
     alignment: the table of a probe. weights: w, one per dev set, summing to 1; None: equal.
     """
@@ -32,7 +32,7 @@ def multidds_s(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
 
 
 def inner_products(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
-    """W_i = <sum_k w_k d_k, t_i> of gradients that are clipped to a norm of 1: the reward of DoGE.
+    """W_i = <sum_k w_k d_k, t_i> of gradients clipped to a norm of 1: the reward of DoGE.
 
     alignment: the table of a probe. weights: w, one per dev set, summing to 1; None: equal.
     """
@@ -42,9 +42,9 @@ def inner_products(alignment: Alignment, weights: Tensor | None = None) -> Tenso
 
 
 def training_losses(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
-    """The loss of every dataset's probe: the reward of Online Data Mixing, which asks what is not learned yet.
+    """The loss of every dataset's probe: the reward of Online Data Mixing, which favours what is not learned yet.
 
-    alignment: the table of a probe. weights: of the dev sets, which do not matter.
+    alignment: the table of a probe. weights: of the dev sets; they play no part here.
     """
     losses = [alignment.train_losses[name] for name in alignment.train_names]
     return torch.tensor(losses, dtype=torch.float64, device="cpu")

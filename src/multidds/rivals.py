@@ -50,7 +50,7 @@ class Exponentiated:
 class Exp3:
     """The bandit of Online Data Mixing: datasets whose training loss is high are drawn more. Settings only.
 
-    smoothing: how much of the averaged rewards stays at an update.
+    smoothing: how much of the averaged rewards an update keeps.
 
     P(i) = (1 - n e) softmax(e' * averaged reward)(i) + e, with e = min(1/n, sqrt(log n / (n u))) at update u, and e'
     that of the update before. Every dataset is probed, so no reward has to be divided by its probability.

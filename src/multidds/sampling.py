@@ -60,12 +60,12 @@ class Interleaved:
 
     @property
     def examples(self) -> dict[str, int]:
-        """How many examples of each dataset this process has been given."""
+        """How many examples of each dataset this process has received."""
         return dict(self._examples)
 
     @property
     def passes(self) -> dict[str, float]:
-        """How often this process has gone through each of its loaders."""
+        """How many times this process has passed through each of its loaders."""
         return {name: source.passes for name, source in self._sources.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,37 +99,37 @@ def interleave(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> Interleaved:
-    """An endless stream of (name, batch): one dataset per batch, drawn with the mixture of this moment.
+    """An endless stream of (name, batch): one dataset per batch, drawn from the current mixture.
 
     loaders: {name: DataLoader, list of batches, function generator -> batch, or stateful iterable}.
-    mixture: how often each of them is drawn; it may move at any time.
-    seed: of the draws, and of what is random in the loaders.
+    mixture: how often each of them is drawn; it may change at any time.
+    seed: for the draws, and for whatever is random in the loaders.
     count: batch -> number of examples, by default the first dimension of its first tensor.
     rank, world_size: this process among those that share the sequence of draws; by default those of torch.distributed.
 
-    Under torch.distributed rank r takes every W-th draw. Functions then give every batch of the global
-    sequence to one rank; loaders are each rank's own, so shard them (DistributedSampler) and save every rank's state.
+    Under torch.distributed, rank r takes every W-th draw. A function then gives each batch of the global sequence to
+    one rank. Loaders belong to their rank, so shard them (DistributedSampler) and save every rank's state.
     """
     return Interleaved(loaders, mixture, seed, count or _first_dimension, rank, world_size)
 
 
 class MixtureSampler(Sampler[Any]):
-    """Endless indices into `ConcatDataset([...])` in the order of `sizes`; lists of them with a batch size.
+    """Endless indices into `ConcatDataset([...])` in the order of `sizes`; with a batch size, lists of indices.
 
-    Use it as the `sampler` of a DataLoader, or as its `batch_sampler` with a batch size. Within a pass no
-    example repeats; every pass has a new order, computed per index, so nothing of dataset size is stored.
+    Use it as the `sampler` of a DataLoader, or with a batch size as its `batch_sampler`. No example repeats within a
+    pass. Every pass has a new order, computed per index, so nothing as large as a dataset is stored.
 
-    A draw uses the mixture of that moment. A DataLoader with workers asks for num_workers * prefetch_factor
-    batches ahead, so there a new mixture takes effect after exactly that many batches, and
-    `state_dict(consumed=b)` gives the state after the b batches that training has really seen. Keep one iterator of
-    such a loader for the whole run: what an abandoned one had read ahead is drawn and lost.
+    A draw uses the mixture of that moment. A DataLoader with workers reads num_workers * prefetch_factor batches ahead,
+    so a new mixture takes effect after exactly that many batches, and `state_dict(consumed=b)` gives the state after
+    the b batches that training has really seen. Keep one iterator of such a loader for the whole run: what an abandoned
+    iterator had read ahead is drawn and lost.
 
     sizes: {name: examples of a dataset}, in the order of the ConcatDataset.
-    mixture: how often each of them is drawn; it may move at any time.
-    batch_size: indices of a batch; None: single indices.
-    seed: of the draws and of the order within each pass.
+    mixture: how often each dataset is drawn; it may change at any time.
+    batch_size: indices per batch; None: single indices.
+    seed: for the draws and for the order within each pass.
     rank, world_size: this process among those that share the sequence of draws; by default those of torch.distributed.
-        0 and 1 give all of it, for a loader that shares batches out by itself (Accelerate's, prepared).
+        0 and 1 give all draws, for a loader that divides batches among processes itself (Accelerate's, prepared).
     """
 
     def __init__(
@@ -184,17 +184,17 @@ class MixtureSampler(Sampler[Any]):
 
     @property
     def examples(self) -> dict[str, int]:
-        """How many examples of each dataset were drawn, over all ranks (also those read ahead)."""
+        """How many examples of each dataset were drawn, over all ranks, including those read ahead."""
         return dict(self._draws.counts)
 
     @property
     def passes(self) -> dict[str, float]:
-        """How often each dataset was gone through, over all ranks."""
+        """How many times each dataset was passed through, over all ranks."""
         return {name: count / self._sizes[name] for name, count in self._draws.counts.items()}
 
     @property
     def drawn(self) -> int:
-        """Batches of this rank since the start of training, over resumes (also those read ahead)."""
+        """Batches of this rank since the start of training, across resumes, including those read ahead."""
         return self._batches + (self._draws.position - self._consumed.position) // self._per_batch
 
     def _catch_up(self, batches: int) -> None:
@@ -220,8 +220,8 @@ class MixtureSampler(Sampler[Any]):
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """The state after all draws so far, or after the first `consumed` batches of this rank.
 
-        Batches (without a batch size: indices) are counted from the start of training, over resumes. `consumed` may
-        be any number from that of the last state on, less one.
+        Batches (without a batch size: indices) are counted from the start of training, across resumes. `consumed` may
+        be as low as one less than that of the last state.
         """
         batches = self.drawn if consumed is None else consumed
         place = self.after(batches)

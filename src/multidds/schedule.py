@@ -29,11 +29,11 @@ def along(points: Points, done: float) -> dict[str, float]:
 class Schedule:
     """Moves a mixture along given points while a model trains: call `step()` once after every optimizer step.
 
-    mixture: the object that is moved; at construction already, to the first point.
-    points: [(share of the training that is done, a Mixture or {name: probability}), ...] by rising share. Between two
-        points the probabilities lie on straight lines; two points at one share are a jump.
-    steps: optimizer steps of the whole training. Steps beyond them keep the last point.
-    every: optimizer steps between two moves; by default a hundredth of the training.
+    mixture: the object that is changed, first at construction, to the first point.
+    points: [(share of the training that is done, a Mixture or {name: probability}), ...] in the order of the shares.
+        Probabilities change linearly between two points; two points at the same share are a jump.
+    steps: optimizer steps of the whole training; beyond them the last point stays.
+    every: optimizer steps between two changes; by default a hundredth of the training.
 
     >>> sizes = {"a": 1, "b": 9}
     >>> mixture = Mixture.proportional(sizes)
@@ -63,7 +63,7 @@ class Schedule:
         return self.every - self._steps % self.every
 
     def step(self) -> dict[str, float] | None:
-        """Count one optimizer step. Returns the new probabilities where the mixture moved, else None."""
+        """Count one optimizer step. Returns the new probabilities if the mixture changed, else None."""
         self._steps += 1
         if self._steps % self.every:
             return None

@@ -19,15 +19,15 @@ from .checks import are, check_state, check_whole, is_number, is_state, shown
 
 @dataclass(frozen=True)
 class Scorer:
-    """How rewards move probabilities: settings only.
+    """The paper's rule: how rewards move the logits of a mixture. Holds settings only.
 
-    lr: the size of a step. Raise it where a training has few updates.
+    lr: the size of a step. Raise it if a training has few updates.
     optimizer: any torch optimizer class, or a function (params, lr=...) -> optimizer; its state is kept.
     inner_steps: optimizer steps per update, on the same rewards.
     rule: "sum", the paper's sum_i R_i grad log P(i), whose fixed point is P = R / sum R; or "policy",
         sum_i P(i) R_i grad log P(i), the gradient of the expected reward.
-    floor: no probability falls below this share of the smallest prior probability (0: none). A dataset
-        that is never drawn cannot show that it has become useful, and negative rewards go to 0 without it.
+    floor: no probability falls below this share of the smallest prior probability (0: no floor). Without it, negative
+        rewards drive a dataset to 0, where it can no longer show that it has become useful.
     """
 
     lr: float = 0.2

@@ -171,8 +171,9 @@ def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
 def batches_of(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] = default_collate) -> "Examples":
     """Probe batches of a map-style dataset: examples drawn with replacement. For probes, not for training.
 
-    dataset: with a length and indices. batch_size: examples of a batch; larger ones make less noise. collate_fn: makes
-    a batch of a list of examples, by default as a DataLoader does.
+    dataset: a dataset with a length and indices.
+    batch_size: examples per batch; larger batches make less noise.
+    collate_fn: makes a batch of a list of examples; by default as a DataLoader does.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(

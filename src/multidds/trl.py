@@ -30,18 +30,18 @@ def balance(
     seed: int = 0,
     **options: Any,
 ) -> BalanceCallback:
-    """Train on several datasets, and learn their mixture: to be called once, between the trainer's making and `train`.
+    """Train on several datasets and learn their mixture: call it once, after constructing the trainer.
 
-    trainer: an SFTTrainer, DPOTrainer or RewardTrainer, made with any of the datasets as its `train_dataset`.
+    trainer: an SFTTrainer, DPOTrainer or RewardTrainer, constructed with any of the datasets as its `train_dataset`.
     train_sets: {name: dataset}, as TRL takes them; each is prepared as the trainer prepared its own (chat template,
         tokens, completion mask, truncation, packing, reference log probabilities).
     mixture: what to begin with; None: in proportion to the sizes after preparation.
-    dev: by default all of the trainer's `eval_dataset`, a dict; or some of its names, or a dict of other dev sets,
-        which are prepared, too.
-    seed: of the draws, and of everything random in probes.
+    dev: by default the trainer's `eval_dataset`, a dict; or a list of some of its names, or a dict of other dev sets,
+        which are prepared as well.
+    seed: for the draws, and for everything random in probes.
 
-    Returns the callback, which the trainer has from now on; `callback.balancer` is its balancer. The trainer's
-    `train_dataset` is then a `MixedDataset`; with packing its examples are packed rows.
+    Returns the callback that was added to the trainer; `callback.balancer` is its balancer. Afterwards the trainer's
+    `train_dataset` is a `MixedDataset`; with packing, its examples are packed rows.
     """
     _check(trainer, train_sets)
     prepared = {name: _prepared(trainer, d, name, "train") for name, d in train_sets.items()}

@@ -12,20 +12,20 @@ MOST = 64  # datasets and dev sets whose numbers an update writes into a log
 
 @dataclass(frozen=True)
 class Update:
-    """One change of the mixture, or why there was none.
+    """One change of the mixture, or the reason why there was none.
 
-    step: the optimizer step after which it came.
+    step: the optimizer step after which it was made.
     mixture: {dataset: probability} after the update.
     rewards: {dataset: reward}; probed: the datasets whose rewards are new.
     dev_losses, train_losses: {name: loss of the probe}, for the dev sets and datasets that were probed.
     weights: {dev set: weight}, the priority.
     alignment: the table, if it was asked for.
-    seconds: what the update took.
-    skipped: None, or why the mixture did not move.
+    seconds: how long the update took.
+    skipped: None, or the reason why the mixture did not move.
     notes: zero gradients, rewards that sum to 0 or less.
-    noise: {dataset: standard error of its reward}, where it was estimated.
-    signal: how much of what the rule goes by is not noise, 0 to 1; NaN where it is not known.
-    drift: total variation between the mixture and the prior: 0 is the prior, 1 has nothing in common with it.
+    noise: {dataset: standard error of its reward}, if it was estimated.
+    signal: how much of the evidence that the rule uses is not noise, 0 to 1; NaN if unknown.
+    drift: total variation between the mixture and the prior: 0 is the prior, 1 shares nothing with it.
     learned: the same between the mixture and the one that the rule would have if all rewards were the same.
     unlearned: the same between that one and the prior: how far the anchor, or the rule's own drift, goes by itself.
     before, prior: {dataset: probability} before this update, and where the training began.

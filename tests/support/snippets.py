@@ -5,6 +5,7 @@ function imports what its extra brings and no more.
 """
 
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -177,23 +178,36 @@ def lightning(folder: str) -> None:
     assert names["mixture"].version == 11  # the plan when training begins, and ten updates
 
 
-def plot(folder: str) -> None:
+def balanced(folder: str) -> dict[str, Any]:
+    """A balancer with ten updates, and a folder."""
     from multidds import Balancer, Mixture, batches_of
 
     sets = rows()
     given = {name: {n: batches_of(d, 8) for n, d in sets[f"{name}_sets"].items()} for name in ("train", "dev")}
-    names: dict[str, Any] = {"model": Classifier(), "mixture": Mixture.proportional(SIZES), "folder": Path(folder)}
-    names["balancer"] = Balancer(
-        names["mixture"], names["model"], lambda model, batch: model(**batch)["loss"], **given, every=2
-    )
+    mixture = Mixture.proportional(SIZES)
+    balancer = Balancer(mixture, Classifier(), lambda model, batch: model(**batch)["loss"], **given, every=2)
     for _ in range(20):
-        names["balancer"].step()
-    (code,) = [block for block in blocks(ROOT / "docs" / "guide.md", "python") if "plot" in block]
-    exec(code, names)
-    assert list(Path(folder).glob("*.svg"))
+        balancer.step()
+    return {"balancer": balancer, "folder": Path(folder)}
 
 
-SNIPPETS = {"hf": hf, "trl": trl, "st": st, "lightning": lightning, "plot": plot}
+def plot(folder: str) -> None:
+    exec(the_block("report.md"), balanced(folder))
+    assert (Path(folder) / "mixture.svg").exists()
+
+
+def report(folder: str) -> None:
+    from multidds import save_history
+
+    (home := Path(folder) / "folder").mkdir()
+    save_history(balanced(folder)["balancer"], home)
+    (commands,) = blocks(ROOT / "docs" / "report.md", "console")
+    for command in commands.splitlines():
+        subprocess.run([sys.executable, "-m", *command.split()], cwd=folder, check=True)
+    assert (Path(folder) / "report" / "report.html").exists()
+
+
+SNIPPETS = {"hf": hf, "trl": trl, "st": st, "lightning": lightning, "plot": plot, "report": report}
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:

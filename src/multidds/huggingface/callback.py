@@ -37,15 +37,15 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Learns the mixture of the Trainer's `MixedDataset` while it trains: `trainer.add_callback(BalanceCallback(...))`.
 
     trainer: the Trainer, with its final arguments. It is not kept alive by the callback.
-    dev: by default all of the Trainer's `eval_dataset`, a dict; or some of its names, or a dict of other dev sets.
-    batch_size: examples of a probe batch, by default those of a training batch per device.
+    dev: by default the Trainer's `eval_dataset`, a dict; or a list of some of its names, or a dict of other dev sets.
+    batch_size: examples per probe batch; by default those of a training batch per device.
     loss: loss(model, batch), by default the Trainer's `compute_loss`.
-    inexact_resume: streams that cannot tell their place begin anew when a training is resumed, instead of an error.
+    inexact_resume: let streams that cannot report their position start over after a resume, instead of an error.
 
-    `balancer` is that of the current or next training. A new mixture rules from a fixed position on: behind what the
-    loader has read ahead when the step ends, which is dataloader_num_workers * dataloader_prefetch_factor + 1 batches.
-    Each update is a line on the console; all of it is in the Trainer's log and loggers, and in mixture.jsonl in the
-    output_dir, for `multidds report`.
+    `balancer` belongs to the current or the next training. A new mixture takes effect at a fixed position, after what
+    the loader has read ahead: dataloader_num_workers * dataloader_prefetch_factor + 1 batches after the step.
+    Each update is one line on the console. All details go to the Trainer's log and loggers, and to mixture.jsonl in the
+    output_dir, which `multidds report` reads.
     """
 
     def __init__(

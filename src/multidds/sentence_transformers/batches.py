@@ -26,11 +26,11 @@ def mixed_batches(mixture: Mixture, seed: int = 0) -> "MixedBatches":
     """Batches drawn as the mixture says: `multi_dataset_batch_sampler=mixed_batches(mixture)` in the arguments.
 
     mixture: how often each dataset of the trainer's `train_dataset`, a dict, is drawn. Without a `BalanceCallback` its
-        names are in the order of the dict.
-    seed: of the draws, and of the order within each dataset.
+        names must be in the order of the dict.
+    seed: for the draws, and for the order within each dataset.
 
-    Each batch is of one dataset, made by the trainer's `batch_sampler` ("no_duplicates", ...), pass after pass. An
-    epoch has as many batches as all datasets together.
+    Each batch comes from one dataset and is made by the trainer's `batch_sampler` ("no_duplicates", ...), pass after
+    pass. An epoch has as many batches as all datasets together.
     """
     return MixedBatches(mixture, seed)
 

@@ -25,16 +25,16 @@ from .batches import MixedBatches, probe_batches, untransformed_copies
 class BalanceCallback(HuggingFaceCallback):
     """Learns the mixture of `mixed_batches` while a trainer trains: `trainer.add_callback(BalanceCallback(trainer))`.
 
-    trainer: a SentenceTransformerTrainer, or that of another kind of model, with its final arguments, of which
-        `multi_dataset_batch_sampler=mixed_batches(mixture)` is one. It is not kept alive by the callback.
-    dev: by default all of the trainer's `eval_dataset`, a dict; or some of its names, or a dict of other dev sets.
-    batch_size: examples of a probe batch, by default those of a training batch per device.
-    loss: loss(model, batch), by default the trainer's own loss of the batch's dataset.
+    trainer: a SentenceTransformerTrainer, or the trainer of another kind of model, with its final arguments, including
+        `multi_dataset_batch_sampler=mixed_batches(mixture)`. It is not kept alive by the callback.
+    dev: by default the trainer's `eval_dataset`, a dict; or a list of some of its names, or a dict of other dev sets.
+    batch_size: examples per probe batch; by default those of a training batch per device.
+    loss: loss(model, batch); by default the trainer's own loss for the dataset of the batch.
 
-    `balancer` is that of the current or next training. Probe batches are made by the trainer's `batch_sampler`, too. A
-    new mixture rules behind what the loader has read ahead when the step ends, which is dataloader_num_workers *
-    dataloader_prefetch_factor + 1 batches of each process. Each update is a line on the console; all of it is in the
-    trainer's log and loggers, and in mixture.jsonl in the output_dir, for `multidds report`.
+    `balancer` belongs to the current or the next training. The trainer's `batch_sampler` makes probe batches, too. A
+    new mixture takes effect after what the loader has read ahead: dataloader_num_workers * dataloader_prefetch_factor
+    + 1 batches of each process after the step. Each update is one line on the console. All details go to the trainer's
+    log and loggers, and to mixture.jsonl in the output_dir, which `multidds report` reads.
     """
 
     def __init__(
