@@ -174,7 +174,7 @@ def _is_rule(rule: object) -> bool:
 class Order:
     """The order in which the examples of a dataset are drawn: `order[i]` is the index of the example after i others.
 
-    Passes follow each other without end, each in an order of its own that depends on (seed, name, pass). The order is
+    size: examples of the dataset. Passes follow each other without end, each in an order of its own that depends on (seed, name, pass). The order is
     computed per example: nothing as large as the dataset is stored.
     """
 
