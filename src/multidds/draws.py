@@ -174,8 +174,8 @@ def _is_rule(rule: object) -> bool:
 class Order:
     """The order in which the examples of a dataset are drawn: `order[i]` is the index of the example after i others.
 
-    size: examples of the dataset. Passes follow each other without end, each in an order of its own that depends on (seed, name, pass). The order is
-    computed per example: nothing as large as the dataset is stored.
+    size: how many examples the dataset has. Passes follow each other without end, each in an order of its own that
+    depends on (seed, name, pass). The order is computed per example: nothing as large as the dataset is stored.
     """
 
     def __init__(self, seed: int, name: str, size: int) -> None:
