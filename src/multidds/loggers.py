@@ -1,16 +1,18 @@
 """An update in the words of other people's loggers: charts of TensorBoard, a table of Weights & Biases, a console line.
 
-Imports none of them: what is given is theirs. Numbers that every logger takes are `Update.scalars`.
+Imports none of them, nor torch: what is given is theirs. Numbers that every logger takes are `Update.scalars`.
 """
 
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .history import save_history
-from .update import Update
+
+if TYPE_CHECKING:
+    from .update import Update
 
 # What TensorBoard's tab "Custom Scalars" shows: one chart per group, whatever prefix a trainer gives the tags.
 LAYOUT = {
@@ -27,7 +29,7 @@ _ROWS = 1000  # of a table: of more datasets those that have moved furthest
 _log = logging.getLogger("multidds")
 
 
-def table(update: Update, passes: Mapping[str, float]) -> tuple[list[str], list[list[Any]]]:
+def table(update: "Update", passes: Mapping[str, float]) -> tuple[list[str], list[list[Any]]]:
     """(columns, rows): a row for each dataset, the largest share first; None where a number is not known."""
     columns = ["dataset", "prior", "before", "share", "reward", "noise", "passes"]
     known = (update.prior, update.before, update.mixture, update.rewards, update.noise, passes)
@@ -35,7 +37,7 @@ def table(update: Update, passes: Mapping[str, float]) -> tuple[list[str], list[
     return columns, [[name, *(values.get(name) for values in known)] for name in names]
 
 
-def on_console(update: Update, write: Callable[[str], object] = print) -> None:
+def on_console(update: "Update", write: Callable[[str], object] = print) -> None:
     """Write the line of an update, in letters that standard output has."""
     line, encoding = str(update), getattr(sys.stdout, "encoding", None) or "utf-8"
     try:

@@ -55,7 +55,8 @@ def make_run(
                 "kind": "update", "step": step, "mixture": dict(shares), "reward": rewards["multidds-s"],
                 "dev_weight": dict.fromkeys(names, 1 / len(names)), "dev_loss": dict.fromkeys(names, 5 / i),
                 "train_loss": dict.fromkeys(names, 5 / i), "passes": dict.fromkeys(names, step / 10),
-                "noise": {}, "signal": None, "drift": 0.1, "learned": 0.1, "skipped": None, "notes": [], "seconds": 0.2,
+                "noise": {}, "signal": None, "drift": 0.1, "learned": 0.08, "unlearned": 0.02,
+                "skipped": None, "notes": [], "seconds": 0.2,
                 "alignment": {"rewards": rewards, "cosines": [[rng.uniform(-0.2, 0.6) for _ in names] for _ in names],
                               "train_norms": [1.0] * len(names), "dev_norms": [1.0] * len(names)},
             })  # fmt: skip

@@ -109,6 +109,7 @@ def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated
         signal=None if math.isnan(update.signal) else update.signal,
         drift=update.drift,
         learned=update.learned,
+        unlearned=update.unlearned,
         skipped=update.skipped,
         notes=notes,
         seconds=update.seconds,

@@ -17,6 +17,9 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from multidds.history import FACTS
+from multidds.loggers import LAYOUT
+
 from . import checkpoints
 from .errors import DamagedError, UserError
 from .files import make_folder, sync, take_lock
@@ -65,7 +68,8 @@ class Updated(Record):
     noise: Numbers = {}  # standard errors of the rewards, where the update estimated them
     signal: float | None = None  # what of the rewards is not noise, 0 to 1
     drift: float = 0.0  # total variation between the mixture and the prior
-    learned: float = 0.0  # and between the mixture and the one without any reward
+    learned: float = 0.0  # and between the mixture and the one without differences between rewards
+    unlearned: float = 0.0  # and between that one and the prior
     passes: Numbers
     skipped: str | None
     notes: list[str]
@@ -224,7 +228,8 @@ def scalars(record: AnyRecord) -> dict[str, float]:
     found: dict[str, float] = {}
     for key, value in record.model_dump(exclude={"kind", "step"}).items():
         group = isinstance(value, dict) and isinstance(record, Started | Updated)
-        found |= _flat(key if group else f"{record.kind}/{key}", value)
+        kind = "balance" if isinstance(record, Updated) and key in FACTS else record.kind
+        found |= _flat(key if group else f"{kind}/{key}", value)
     return found
 
 
@@ -281,6 +286,32 @@ def _last_checksum(path: Path, offset: int) -> int:
     return int(end[1], 16) if end else 0
 
 
+def _layout() -> Any:
+    """One chart per group of numbers, on the tab "Custom Scalars"."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+
+    categories = [
+        layout_pb2.Category(
+            title=title,
+            chart=[
+                layout_pb2.Chart(title=chart, multiline=layout_pb2.MultilineChartContent(tag=tags))
+                for chart, (_, tags) in charts.items()
+            ],
+        )
+        for title, charts in LAYOUT.items()
+    ]
+    text = layout_pb2.Layout(category=categories).SerializeToString()
+    value = Summary.Value(
+        tag=metadata.CONFIG_SUMMARY_TAG,
+        metadata=metadata.create_summary_metadata(),
+        tensor=TensorProto(dtype=DT_STRING, string_val=[text]),
+    )
+    return Summary(value=[value])
+
+
 class _Board:
     """Writes records to TensorBoard. Not its own writers: one would write '_' for most characters of a name, and those
     that write in a thread meet a full disk there, with a traceback."""
@@ -295,6 +326,7 @@ class _Board:
         self._add(Event(file_version="brain.Event:2"))
         # What is behind the step is forgotten.
         self._add(Event(session_log=SessionLog(status=SessionLog.START), step=step + 1))
+        self._add(Event(summary=_layout()))
 
     def write(self, record: AnyRecord) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -235,6 +235,8 @@ class Training:
         show.progress(self.fraction(), {"mixture": update.mixture})
         if update.skipped:
             show.line(f"step {update.step}: the mixture did not move: {update.skipped}")
+        else:
+            show.line(str(update))
 
     # ------------------------------------------------------------------------------------------ validation, the end
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from multidds.history import Moment, find_history, moments_of
 from multidds.plotting import OTHERS, shares_of, top_movers
+from multidds.wording import movers
 
 from ..errors import UserError
 from . import charts
@@ -73,7 +74,7 @@ class Course:
 
     def sentence(self) -> str:
         last = self.moments[-1].mixture
-        moved = sorted(last, key=lambda name: (-abs(last[name] - self.began.get(name, last[name])), name))[:3]
+        moved = movers(last, self.began, 3)
         told = ", ".join(
             f"{name} {charts.percent(self.began.get(name, last[name]))} → {charts.percent(last[name])}"
             for name in moved

@@ -14,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from multidds.wording import movers
+
 from .courses import Course
 from .runs import Run, Setting, differences
 
@@ -334,7 +336,7 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
 def mixtures(key: str, course: Course) -> ReportTable:
     """Where a mixture began and where it is: a row for each dataset, those that moved most first."""
     first, last = course.began, course.moments[-1]
-    order = sorted(last.mixture, key=lambda name: (-abs(last.mixture[name] - first.get(name, 0.0)), name))
+    order = movers(last.mixture, dict.fromkeys(last.mixture, 0.0) | first, len(last.mixture))
     columns = {
         "dataset": "dataset",
         "prior": "prior (%)",
