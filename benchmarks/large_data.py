@@ -215,11 +215,11 @@ def measured(recipe: str, numbers: list[int]) -> tuple[int, float, float]:
     from multidds.nmt.corpora import files_of, read_columns
     from multidds.nmt.encoding import ShardEncoder
     from multidds.nmt.inputs import scan
-    from multidds.nmt.prepare import _inputs, _shards_of
+    from multidds.nmt.prepare import inputs_of, shards_of
     from multidds.nmt.vocabulary import load_model
 
     config = load_config(Path(recipe))
-    shards = [shard for shard in _shards_of(config, _inputs(config)) if shard.split == "train"]
+    shards = [shard for shard in shards_of(config, inputs_of(config)) if shard.split == "train"]
     lines, ours, theirs = 0, 0.0, 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -252,6 +252,7 @@ def calling(tmp_path, table, lines):
     return subprocess.Popen(command, start_new_session=True)
 
 
+@pytest.mark.slow
 def test_a_killed_call_is_gone_on_with_shard_by_shard(tmp_path):
     table = corpus_of(tmp_path, lines=20_000)
     assert calling(tmp_path, table, 500).wait(120) == 0
