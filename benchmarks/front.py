@@ -1,10 +1,10 @@
 """The commands around training: encoding against sentencepiece, translation against CTranslate2, start-up.
 
-Encoding: the whole encoding phase of `prepare` (reading, tokens, dropping, arrays) against `encode` of sentencepiece
-on the same lines with the same models in as many processes. Translation: what `multidds translate` does after loading
-(tokens, translation, text) against CTranslate2 alone on tokens made before, same batch and threads. Measurements are
-interleaved, and a figure is the median of the ratios. Start-up: seconds of CPU and wall time of whole processes.
-Text that is too short to measure is repeated.
+Encoding: the whole encoding phase of `prepare` (hashing, reading, tokens, dropping, shards) against `encode` of
+sentencepiece on the same lines with the same models in as many processes. Translation: what `multidds translate` does
+after loading (tokens, translation, text) against CTranslate2 alone on tokens made before, same batch and threads.
+Measurements are interleaved, and a figure is the median of the ratios. Start-up: seconds of CPU and wall time of whole
+processes. Text that is too short to measure is repeated.
 
     python benchmarks/front.py [RECIPE] [--run RUN] [--json FILE]
 
@@ -32,7 +32,9 @@ from multidds.nmt import prepare as preparing
 from multidds.nmt import translate as translating
 from multidds.nmt.config import Config, load_config, read_run
 from multidds.nmt.corpora import read_pairs
-from multidds.nmt.encoding import Part, encode_part, joined, parts_of
+from multidds.nmt.encoding import ShardEncoder
+from multidds.nmt.sharding import Shard
+from multidds.nmt.tasks import start_worker
 from multidds.nmt.vocabulary import load_model, model_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,21 +71,25 @@ def repeated(config: Config, folder: Path, lines: int) -> Config:
     return config.model_copy(update={"data": data})
 
 
-def our_encoding(config: Config, job: Part, folder: Path) -> tuple[dict[str, Any], float]:
-    began = time.process_time()
-    return encode_part(config, job, folder), time.process_time() - began
+@cache
+def encoder_of(table: str, folder: Path) -> ShardEncoder:
+    return ShardEncoder(Config.model_validate_json(table), folder)
 
 
-def encode_phase(pool: ProcessPoolExecutor, config: Config, folder: Path, workers: int) -> float:
-    """Returns the CPU seconds of all processes."""
+def our_encoding(table: str, shard: Shard, folder: Path) -> float:
     began = time.process_time()
-    jobs = parts_of(config, ["train"], workers)
-    futures = [(job, pool.submit(our_encoding, config, job, folder)) for job in jobs]
-    results = {job: future.result() for job, future in futures}
-    counted = {job: result for job, (result, _) in results.items()}
-    for pair in config.data.pairs:
-        joined(pair, "train", counted, folder)
-    return time.process_time() - began + sum(cpu for _, cpu in results.values())
+    encoder_of(table, folder).encode(shard)
+    return time.process_time() - began
+
+
+def encode_phase(pool: ProcessPoolExecutor, config: Config, folder: Path) -> float:
+    """Returns the CPU seconds of all processes; the pass that hashes the text is one of this."""
+    began = time.process_time()
+    table = config.model_dump_json()
+    shards = [shard for shard in preparing.shards_of(config, preparing.inputs_of(config)) if shard.split == "train"]
+    futures = [pool.submit(our_encoding, table, shard, folder) for shard in shards]
+    spent = sum(future.result() for future in futures)
+    return time.process_time() - began + spent
 
 
 @cache
@@ -121,11 +127,11 @@ def encoding(config: Config, lines: int, processes: list[int], repeat: int) -> l
             (folder / path.name).write_bytes(path.read_bytes())
         spawn = multiprocessing.get_context("spawn")
         for workers in processes:
-            with ProcessPoolExecutor(workers, mp_context=spawn, initializer=preparing._start_worker) as pool:
+            with ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker) as pool:
                 measured = []
                 for _ in range(repeat + 1):
                     began = time.perf_counter()
-                    cpu = encode_phase(pool, config, folder, workers)
+                    cpu = encode_phase(pool, config, folder)
                     ours = time.perf_counter() - began
                     # Theirs: every process encodes everything, all at the same time.
                     futures = [pool.submit(their_encoding, table, folder) for _ in range(workers)]

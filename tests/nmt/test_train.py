@@ -476,6 +476,23 @@ def test_a_run_has_one_writer(corpus, monkeypatch, tmp_path):
     assert train(config, tmp_path / "run", Silent()).finished
 
 
+@pytest.mark.slow
+def test_a_second_process_is_refused_before_it_reads_anything(tiny, tmp_path):
+    long = command(tmp_path / "run", "train.max_steps=100000", "train.max_epochs=100000")
+    first = subprocess.Popen(long, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for line in first.stdout:
+            if line.startswith("step 6"):
+                break
+        (tmp_path / "run" / "config.json").write_bytes(b"neither this nor the data could be read")
+        second = multidds(*command(tmp_path / "run", "data.folder=nowhere")[3:], cwd=tiny, check=False)
+        assert (second.returncode, second.stderr.count("\n")) == (2, 1)
+        assert second.stderr.endswith("run: is being trained by another process.\n")
+    finally:
+        first.kill()
+        first.communicate()
+
+
 def test_the_config_of_a_run_follows_what_may_grow(corpus, monkeypatch, tmp_path):
     train(small_config(corpus, monkeypatch, "train.max_steps=2"), tmp_path / "run", Silent())
     train(small_config(corpus, monkeypatch, "train.max_steps=3"), tmp_path / "run", Silent())

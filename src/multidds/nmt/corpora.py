@@ -8,7 +8,6 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from io import BufferedReader, TextIOWrapper
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
@@ -143,11 +142,16 @@ def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Pat
         raise UserError(f"[data] {split}: {template!r} may hold {known}, and nothing else in braces.") from None
 
 
-@lru_cache(maxsize=1)
+_known: tuple[tuple[Pair, ...], str] = ((), "")  # the pairs that were asked about last
+
+
 def _shared(pairs: tuple[Pair, ...]) -> str:
     """The language that all pairs have on a side; where there is not one, the first target."""
-    shared = set.intersection(*({pair.source, pair.target} for pair in pairs))
-    return pairs[0].target if len(shared) != 1 else shared.pop()
+    global _known
+    if _known[0] is not pairs:  # comparing ten thousand for each of them would be slow
+        shared = set.intersection(*({pair.source, pair.target} for pair in pairs))
+        _known = pairs, pairs[0].target if len(shared) != 1 else shared.pop()
+    return _known[1]
 
 
 @contextmanager

@@ -84,18 +84,19 @@ class ShardEncoder:
 
     def _encode_span(self, span: Span, split: str, writer: ShardWriter) -> dict[str, Any]:
         pair, data = span.pair, self._config.data
-        encoders = [self._encoder(pair.source, "source"), self._encoder(pair.target, "target")]
+        sides = ((pair.source, "source"), (pair.target, "target"))
+        encoders = [self._encoder(model_of(self._config, language), side) for language, side in sides]
         counts: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         longest = np.zeros(2, np.int64)
         for columns in read_columns(data, pair, split, span.start, span.stop, span.places):
             texts = _without_empty(columns, dropped)
-            sides = [encoder.encode_flat(column) for encoder, column in zip(encoders, texts, strict=True)]
-            lengths = np.stack([sizes for _, sizes in sides], axis=1)  # [pairs, 2]
+            encoded = [encoder.encode_flat(column) for encoder, column in zip(encoders, texts, strict=True)]
+            lengths = np.stack([sizes for _, sizes in encoded], axis=1)  # [pairs, 2]
             kept = _kept(data, lengths, dropped)
-            tokens = [side for side, _ in sides]
+            tokens = [numbers for numbers, _ in encoded]
             if not kept.all():
-                tokens = [side[np.repeat(kept, sizes)] for side, sizes in sides]
+                tokens = [numbers[np.repeat(kept, sizes)] for numbers, sizes in encoded]
                 lengths = lengths[kept]
             writer.add(tokens[0], tokens[1], lengths)
             longer = int(np.maximum(lengths[:, 0] + self._tags, lengths[:, 1]).sum())
@@ -104,9 +105,8 @@ class ShardEncoder:
             longest = np.maximum(longest, lengths.max(axis=0, initial=0))
         return {**counts, "dropped": dict(+dropped), "longest": longest.tolist()}
 
-    def _load(self, language: str, side: str) -> Encoder:
-        model = load_model(self._folder, model_of(self._config, language), self._digests)
-        return Encoder.of(self._config, model, self._tokens[side])
+    def _load(self, name: str, side: str) -> Encoder:
+        return Encoder.of(self._config, load_model(self._folder, name, self._digests), self._tokens[side])
 
 
 def counted(spans: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import Config, Data
+from .config import Config, Data, Pair
 from .corpora import files_of, read_columns
 from .errors import UserError
 from .sealed import sha256
@@ -77,35 +77,44 @@ def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str
 
 def _sample(config: Config, language: str) -> Iterator[str]:
     """Every training sentence of a language; of more than the vocabulary's sample, so many."""
-    size = sum(map(len, _blocks(config.data, language)))
+    pairs = _pairs_of(config.data)[language]
+    size = sum(map(len, _blocks(config.data, language, pairs)))
     if size <= config.vocabulary.sample:
-        return chain.from_iterable(_blocks(config.data, language))
-    return _chosen(config, language, size, config.vocabulary.sample)
+        return chain.from_iterable(_blocks(config.data, language, pairs))
+    return _chosen(config.data, language, pairs, size, config.vocabulary.sample)
 
 
-def _blocks(data: Data, language: str) -> Iterator[list[str]]:
-    """The training sentences of a language, from all pairs that have it on a side, many at a time."""
+def _pairs_of(data: Data) -> dict[str, list[Pair]]:
+    """{language: the pairs that have it on a side}."""
+    found: dict[str, list[Pair]] = {}
     for pair in data.pairs:
-        if language in (pair.source, pair.target):
-            for sources, targets in read_columns(data, pair, "train"):
-                yield list(filter(None, sources if language == pair.source else targets))
+        for language in (pair.source, pair.target):
+            found.setdefault(language, []).append(pair)
+    return found
+
+
+def _blocks(data: Data, language: str, pairs: Iterable[Pair]) -> Iterator[list[str]]:
+    """The training sentences of a language from the pairs that have it, many at a time."""
+    for pair in pairs:
+        for sources, targets in read_columns(data, pair, "train"):
+            yield list(filter(None, sources if language == pair.source else targets))
 
 
 def _joint_sample(config: Config) -> Iterator[str]:
     """A sample of all languages with sizes^(1/temperature): small ones count for more than their size."""
     languages = list(dict.fromkeys([*config.data.sources, *config.data.targets]))
-    sizes = _sizes(config.data)
+    pairs, sizes = _pairs_of(config.data), _sizes(config.data)
     weights = {language: sizes[language] ** (1 / config.vocabulary.temperature) for language in languages}
     budget, total = min(config.vocabulary.sample, sum(sizes.values())), sum(weights.values()) or 1.0
     for language in languages:
         wanted = round(budget * weights[language] / total)
-        yield from _chosen(config, language, sizes[language], min(wanted, sizes[language]))
+        yield from _chosen(config.data, language, pairs[language], sizes[language], min(wanted, sizes[language]))
 
 
-def _chosen(config: Config, language: str, size: int, wanted: int) -> Iterator[str]:
+def _chosen(data: Data, language: str, pairs: Iterable[Pair], size: int, wanted: int) -> Iterator[str]:
     """So many of the training sentences of a language: always the same, in their order."""
     places = np.array(random.Random(language).sample(range(size), wanted), np.int64)
-    return _at(np.sort(places), _blocks(config.data, language))
+    return _at(np.sort(places), _blocks(data, language, pairs))
 
 
 def _sizes(data: Data) -> Counter[str]:

@@ -63,7 +63,7 @@ def prepare(
         )
     say = progress or (lambda what, done, total: None)
     say("reading", 0, 1)
-    inputs = _inputs(config)
+    inputs = inputs_of(config)
     fingerprint = _fingerprint(config, inputs)
     leftovers = folder.with_name(folder.name + PARTIAL)
     if _is_there(folder, fingerprint, notice) and not leftovers.exists():
@@ -72,7 +72,7 @@ def prepare(
         if _is_there(folder, fingerprint, lambda text: None):  # made while we looked
             shutil.rmtree(leftovers, ignore_errors=True)
             return False
-        shards = _shards_of(config, inputs)
+        shards = shards_of(config, inputs)
         try:
             with resumed_folder(folder, f"{fingerprint} {len(shards)}") as beside:
                 place = Workplace(beside)
@@ -125,7 +125,7 @@ def _older(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _inputs(config: Config) -> dict[str, Input]:
+def inputs_of(config: Config) -> dict[str, Input]:
     """Every file that is read, by its path."""
     paths = {
         str(path)
@@ -177,7 +177,7 @@ def _checked_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if manifest["files"] else None
 
 
-def _shards_of(config: Config, inputs: Mapping[str, Input]) -> list[Shard]:
+def shards_of(config: Config, inputs: Mapping[str, Input]) -> list[Shard]:
     """Of the training and the dev sets, in their order."""
     shards = []
     for split in ("train", "dev"):

@@ -241,6 +241,22 @@ def _flat(place: str, value: object) -> Iterator[tuple[str, float]]:
         yield place, float(value)
 
 
+def check_free(folder: Path) -> None:
+    """A UserError if another process writes the records of a run: to be known before anything else is read."""
+    try:
+        handle = os.open(folder / FILE, os.O_RDWR)
+    except OSError:
+        return  # there are none yet; whoever cannot write them is told then
+    try:
+        take_lock(handle, _refusal(folder))
+    finally:
+        os.close(handle)
+
+
+def _refusal(folder: Path) -> str:
+    return f"{folder}: is being trained by another process."
+
+
 class Records:
     """Writes them, and TensorBoard. A resumed run cuts both back to its checkpoint."""
 
@@ -253,7 +269,7 @@ class Records:
         self._file = self._path.open("r+", buffering=1, encoding="utf-8", errors="surrogatepass", newline="\n")
         try:
             # One writer: a second process is refused. The lock ends with the process, however it ends.
-            take_lock(self._file.fileno(), f"{folder}: is being trained by another process.")
+            take_lock(self._file.fileno(), _refusal(folder))
             if offset:
                 check_records(folder, offset)
             self._checksum = _last_checksum(self._path, offset)

@@ -30,7 +30,7 @@ from .prepare import Prepared
 from .prior import prior_of, schedule_of
 from .processes import Processes
 from .progress import Display, Progress, stop_signals
-from .records import AnyRecord, Started, Stepped, Validated
+from .records import AnyRecord, Started, Stepped, Validated, check_free
 from .run_folder import check_beside, check_run_folder, open_run
 from .schedule import learning_rate, planned_steps, within_budget
 from .validation import MEASURES, Measured, is_better, mean_of, measure
@@ -86,6 +86,8 @@ class Training:
     def __init__(self, config: Config, folder: Path) -> None:
         self.folder = folder
         self.processes = Processes()
+        if self.processes.rank == 0:
+            check_free(folder)
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.device = device_of(config, self.processes.size)
