@@ -39,7 +39,7 @@ def make_balancer(
     if settings.method == "static":
         return None
     batches, tokens = probe_shape(settings)
-    pace: dict[str, Any] = {"every": settings.every, "total_batches": batches}
+    pace: dict[str, Any] = {"every": settings.every, "total_batches": batches, "sketch": settings.sketch or None}
     reward, size = _rewards(settings.method), 0
     if in_parts(config):
         pace = {
@@ -66,7 +66,6 @@ def make_balancer(
             priority=priority,
             scorer=_rule(settings),
             step_ahead=settings.step_ahead or None,
-            sketch=settings.sketch or None,
             decay=settings.decay,
             seed=config.train.seed,
         )

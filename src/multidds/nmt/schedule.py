@@ -77,10 +77,10 @@ def whole_share(config: Config) -> float:
 
 
 def _may_look_at_parts(config: Config) -> bool:
-    """A table, a step ahead, moving averages and rewards of one's own need all pairs."""
+    """A step ahead, moving averages and rewards of one's own need all pairs. There is no table of a part."""
     settings = config.mixture
     learned = settings.method in ("anchored", "shuffled", "multidds", "multidds-s")
-    return learned and not settings.step_ahead and not settings.sketch and len(config.data.names) > FEW
+    return learned and not settings.step_ahead and len(config.data.names) > FEW
 
 
 def within_budget(config: Config, steps: float, resumed: Config | None = None) -> Config:
