@@ -36,7 +36,7 @@ from multidds import anchored, gradients, probing, scorer, sources, sweep, table
 from multidds.nmt.batches import assemble
 from multidds.nmt.config import Config, load_config, parse_config
 from multidds.nmt.prepare import prepare
-from multidds.nmt.schedule import probe_shape
+from multidds.nmt.schedule import in_parts, probe_shape, probe_share
 from multidds.nmt.train import Training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +44,8 @@ EVERY, STEP, PROBE = 1000, 9600, 4000  # the paper's M and step, and the probes 
 # Sentence pairs of the catalogues of recipes/catalogues.toml: training and dev.
 DEMO = {"aze": (439, 99), "bel": (433, 99), "glg": (1793, 233), "slk": (10417, 296), "tur": (10488, 298),
         "rus": (10897, 296), "por": (15003, 297), "ces": (10637, 297)}  # fmt: skip
+# In parts, by mixed batches: what may be spent on them.
+BUDGETS = {"parts-100": 0.015, "parts-1000": 0.04}
 MODELS = {
     "tiny": {"encoder_layers": 1, "decoder_layers": 1, "width": 64, "inner": 128, "heads": 4},
     "small": {"encoder_layers": 3, "decoder_layers": 3, "width": 256, "inner": 512, "heads": 4},
@@ -71,10 +73,11 @@ def write_text(folder: Path, sizes: dict[str, tuple[int, int]], words: int, mean
                 (place / f"{split}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def paper_config(folder: Path, n: int, model: str, threads: int) -> Config:
-    """n = K datasets, M = 1,000 steps of 9,600 tokens, probes of 4,000."""
+def paper_config(folder: Path, n: int, model: str, threads: int, budget: float = 0.0) -> Config:
+    """n = K datasets, M = 1,000 steps of 9,600 tokens, probes of 4,000; with a budget, what it buys in 50,000 steps."""
     languages = [f"l{i:03}" for i in range(n)]
-    write_text(folder / "text", dict.fromkeys(languages, (max(300, 6000 // n), 240)), 700, 22.0, 0.6)
+    sizes = (max(300, 6000 // n), 240) if n < 1000 else (40, 20)
+    write_text(folder / "text", dict.fromkeys(languages, sizes), 700, 22.0, 0.6)
     table = {
         "data": {
             "folder": str(folder / "prepared"),
@@ -85,8 +88,10 @@ def paper_config(folder: Path, n: int, model: str, threads: int) -> Config:
         "vocabulary": {"kind": "joint", "size": 2000},
         "model": MODELS[model],
         "train": {"tokens": STEP, "batch_tokens": STEP // 2, "threads": threads, "max_epochs": 10**6},
-        "mixture": {"every": EVERY, "probe_tokens": PROBE},
+        "mixture": {"probe_budget": budget} if budget else {"every": EVERY, "probe_tokens": PROBE},
     }
+    if budget:
+        table["train"]["max_steps"] = 50 * EVERY
     config = parse_config(table, "benchmark")
     prepare(config)
     return config
@@ -115,6 +120,7 @@ class Parts:
 
     PLACES = (
         (probing.Prober, "_checked_loss", "forward"),
+        (probing.Prober, "forward", "forward"),
         (torch.autograd, "backward", "backward"),
         (sources._Function, "draw", "drawing"),
         (sweep.Direction, "dev", "inner products"),
@@ -219,16 +225,20 @@ def measure(config: Config, folder: Path, rounds: int, steps: int, authors: bool
     median = {kind: statistics.median(values) for kind, values in seconds.items()}
     median["step"] = statistics.median(seconds["static"] + seconds["balanced"])
     pairs = zip(seconds["balanced"], seconds["static"], strict=True)
-    every, n = config.mixture.every, len(config.data.names)
+    assert balanced.balancer is not None
+    every, n = balanced.balancer.every, len(config.data.names)
     total = sum(seconds["update"])
     shares = {part: value / total for part, value in parts.seconds.items()}
     shares["the rest"] = 1 - sum(shares.values())
     tokens = every * config.train.tokens
     result = {
         "n": n,
+        "every": every,
         "parameters": sum(p.numel() for p in static.model.parameters()),
         "passes": parts.calls["backward"] // rounds,
-        "counted": 2 * n * math.prod(probe_shape(config.mixture)) / tokens,
+        "counted": probe_share(balanced.config)
+        if in_parts(balanced.config)
+        else 2 * n * math.prod(probe_shape(config.mixture)) / tokens,
         "measured": median["update"] / (every * median["step"]),
         "balanced step / static step": statistics.median(a / b for a, b in pairs),
         "step seconds": median["step"],
@@ -308,7 +318,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="fewer turns, and n = 100 by multiplication alone")
-    parser.add_argument("--only", choices=["paper-8", "paper-100", "demo"], help="one of the scales")
+    parser.add_argument("--only", choices=["paper-8", "paper-100", "demo", *BUDGETS], help="one of the scales")
     parser.add_argument("--model", choices=list(MODELS), default="tiny", help="of the paper's scales")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--corpus", type=Path, help="a folder where recipes/catalogues.toml was prepared")
@@ -329,9 +339,10 @@ def main() -> None:
                 os.chdir(args.corpus or folder)
                 config = demo_config(folder / scale, args.corpus, args.threads)
             else:
-                config = paper_config(folder / scale, int(scale.split("-")[1]), args.model, args.threads)
+                n, budget = int(scale.split("-")[1]), BUDGETS.get(scale, 0.0)
+                config = paper_config(folder / scale, n, args.model, args.threads, budget)
             found[scale] = measure(config, folder / scale / "runs", rounds.get(scale, 1), 2, scale == "paper-8")
-            show(f"{scale}: an update every {config.mixture.every} steps", [found[scale]])
+            show(f"{scale}: an update every {found[scale]['every']} steps", [found[scale]])
             if scale == "paper-8":
                 found["schemes"] = schemes(found[scale])
                 show("the authors' scheme: passes counted, shares from the cost of one pass", found["schemes"])

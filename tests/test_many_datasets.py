@@ -4,10 +4,13 @@ import copy
 import json
 import logging
 import math
+import os
 
 import pytest
 import reference
 import torch
+import torch.distributed as dist
+from ranks import leave
 from torch import nn
 from toys import dataset, loss, mlp
 
@@ -243,6 +246,35 @@ def test_a_look_at_a_part_is_invisible(options):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in model.parameters())
+
+
+def updates_of_ranks(budget, batches):
+    """Two updates by gradients and two by mixed batches, as numbers. With dropout, seeded by batch."""
+    found = []
+    for options in ({"batches": batches, "steps": 1000}, {"losses": losses, "budget": budget}):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Linear(8, 3)).double()
+        balancer = many(model=model, **options)
+        done = [balancer.update() for _ in range(2)]
+        found += [[update.mixture, update.rewards, update.dev_losses, list(update.probed)] for update in done]
+    return found
+
+
+def one_rank(rank, folder):
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    (folder / f"{rank}.json").write_text(json.dumps(updates_of_ranks(0.3, 1)))
+    leave()
+
+
+def test_two_processes_equal_one(tmp_path):
+    torch.multiprocessing.spawn(one_rank, (tmp_path,), nprocs=2)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    for got, expected in zip(ranks[0], updates_of_ranks(0.6, 2), strict=True):
+        assert got[3] == expected[3]
+        for one, other in zip(got[:3], expected[:3], strict=True):
+            assert one == pytest.approx(other, abs=1e-8)
 
 
 def test_a_loss_that_is_not_finite_moves_and_loses_nothing():

@@ -134,7 +134,7 @@ class Balancer:
         prober = self._prober = Prober(model, loss, params, mode, seed, owner="Balancer", dev_loss=dev_loss)
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed, HINT)
         each = batches_of_each(batches, total_batches, prober.replicas.size)
-        may = possibilities(rule, reward, losses, optimizer, sketch, step_ahead, sources)
+        may = possibilities(rule, reward, losses, optimizer, sketch, step_ahead, sources, prober.replicas.size)
         pace = pace_of(len(train), len(dev), every, steps, budget, each, **may)
         check_model(prober, mixture, dev, reward, sketch, step_ahead)
         members = check_groups(mixture.names, groups)

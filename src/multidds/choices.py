@@ -110,11 +110,12 @@ def possibilities(
     sketch: object,
     step_ahead: float | None,
     sources: ProbeSources,
+    processes: int,
 ) -> dict[str, Any]:
     """What `pace_of` must know of the rest: a table, a step ahead and moving averages need every dataset, and a slope
     may stand for a cosine only where neither a reward nor a metric was asked for.
     """
-    mixed = None if losses is None else sources.mixing("train")[0]
+    mixed = None if losses is None else sources.mixing("train")[0] * processes
     return {
         "comparing": isinstance(rule, Anchored),
         "ahead": step_ahead is not None,
@@ -140,7 +141,7 @@ def pace_of(
 
     batches: of each set, of a process. comparing: whether halves of probes are compared. ahead: whether the dev sets
     are looked at for every dataset. parts: whether an update may look at a part of the sets. mixed: examples of a batch
-    that mixes datasets, where there may be such.
+    that mixes datasets, of all processes together, where there may be such.
     """
     given = {"every": every, "steps": steps}
     check_whole("Balancer", **{word: value for word, value in given.items() if value is not None})

@@ -12,10 +12,12 @@ from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture
 from .batches import Batch, Sentences, probe_batches
 from .config import Config, MixtureSettings
 from .errors import UserError
+from .mixed import MixedSentences, sentence_losses, sentences_of
 from .objectives import OBJECTIVES
 from .prior import constant_rewards
+from .processes import Processes
 from .records import AlignmentFacts, Updated
-from .schedule import probe_shape
+from .schedule import UPDATES, in_parts, part_budget, probe_shape
 
 Reward = Callable[[Alignment, Tensor], Tensor]
 
@@ -29,26 +31,41 @@ def make_balancer(
     dev: Mapping[str, Sentences],
     priority: str | dict[str, float],
 ) -> Balancer | None:
-    """None where the mixture is static. loss: per token, of a probe batch in parts."""
+    """None where the mixture is static. loss: per token, of a probe batch in parts.
+
+    Of very many pairs, where the budget buys too few updates that look at all of them, each looks at a part.
+    """
     settings = config.mixture
     if settings.method == "static":
         return None
     batches, tokens = probe_shape(settings)
+    pace: dict[str, Any] = {"every": settings.every, "total_batches": batches, "sketch": settings.sketch or None}
+    reward, size = _rewards(settings.method), 0
+    if in_parts(config):
+        pace = {
+            "steps": UPDATES * settings.every,
+            "budget": part_budget(settings, config.train.tokens / Processes().size),
+        }
+        if settings.method in ("anchored", "shuffled"):  # by slopes
+            reward, size, tokens = None, sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
+            pace["losses"] = sentence_losses(config)
+
+    def source(data: Sentences) -> Any:
+        return MixedSentences(data, tokens, size) if size else probe_batches(data, tokens)
+
     try:
         return Balancer(
             mixture,
             model,
             loss,
-            train={name: probe_batches(train[other], tokens) for name, other in _probed(config).items()},
-            dev={name: probe_batches(data, tokens) for name, data in dev.items()},
-            every=settings.every,
+            train={name: source(train[other]) for name, other in _probed(config).items()},
+            dev={name: source(data) for name, data in dev.items()},
+            **pace,
             dev_loss=None if settings.objective == "loss" else OBJECTIVES[settings.objective],
-            reward=_rewards(settings.method),
+            reward=reward,
             priority=priority,
             scorer=_rule(settings),
-            total_batches=batches,
             step_ahead=settings.step_ahead or None,
-            sketch=settings.sketch or None,
             decay=settings.decay,
             seed=config.train.seed,
         )
@@ -65,7 +82,7 @@ def _probed(config: Config) -> dict[str, str]:
     return {names[i]: names[j] for i, j in zip(order, [*order[1:], order[0]], strict=True)}  # nobody its own
 
 
-def _rewards(method: str) -> str | Reward:
+def _rewards(method: str) -> str | Reward | None:
     others: dict[str, Reward] = {
         "constant": constant_rewards, "doge": rewards.inner_products, "odm": rewards.training_losses,
     }  # fmt: skip

@@ -11,7 +11,9 @@ from .batches import Sentences
 from .config import Config, MixtureSettings
 from .errors import UserError
 
-UPDATES = 50  # wanted in a training, before probes grow beyond the smallest
+UPDATES = 50  # wanted in a training: with more, probes grow; with fewer, an update looks at a part of many pairs
+FEW = 16  # pairs, of which every update looks at all
+LEAST = 6  # probe batches of an update that looks at a part
 SMALLEST, LARGEST = 1000, 4000  # tokens of a probe batch; below, a reward is mostly noise
 
 
@@ -52,10 +54,33 @@ def probe_passes(config: Config) -> int:
     return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * settings.probe_batches
 
 
+def in_parts(config: Config) -> bool:
+    """Whether an update looks at a part of the pairs: `every` and the budget leave no more."""
+    settings = config.mixture
+    return settings.probe_budget > 0 and whole_share(config) > settings.probe_budget * (1 + 1e-9)
+
+
+def part_budget(settings: MixtureSettings, tokens: float) -> float:
+    """Probe batches for a training batch of so many tokens."""
+    return settings.probe_budget * tokens / settings.probe_tokens
+
+
 def probe_share(config: Config) -> float:
     """Tokens of probes for a token of training."""
+    return config.mixture.probe_budget if in_parts(config) else whole_share(config)
+
+
+def whole_share(config: Config) -> float:
+    """The same if every update looks at all pairs."""
     settings = config.mixture
     return probe_passes(config) * settings.probe_tokens / (settings.every * config.train.tokens)
+
+
+def _may_look_at_parts(config: Config) -> bool:
+    """A step ahead, moving averages and rewards of one's own need all pairs. There is no table of a part."""
+    settings = config.mixture
+    learned = settings.method in ("anchored", "shuffled", "multidds", "multidds-s")
+    return learned and not settings.step_ahead and len(config.data.names) > FEW
 
 
 def within_budget(config: Config, steps: float, resumed: Config | None = None) -> Config:
@@ -75,6 +100,10 @@ def within_budget(config: Config, steps: float, resumed: Config | None = None) -
         wished = int(budget * steps / (UPDATES * passes))
         tokens = min(max(wished, smallest), max(LARGEST, smallest))
         every = max(1, math.ceil(passes * tokens / budget))
+        if every * UPDATES > steps and _may_look_at_parts(config):
+            tokens = max(LARGEST, smallest)
+            every = max(1, math.ceil(steps / UPDATES), math.ceil(LEAST * tokens / budget))
+            passes = LEAST
         if every > steps:
             raise UserError(
                 f"[mixture] probe_budget = {settings.probe_budget} is too small: an update of {passes} probes "
