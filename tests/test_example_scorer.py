@@ -47,7 +47,8 @@ def features(batch):
 
 
 DEV = {"a": [batch(50, 9)], "b": [batch(51, 9)]}
-PLAIN = {"direction": "gradient", "optimizer": partial(torch.optim.SGD, lr=0.5)}
+PLAIN = {"direction": "gradient", "decay": 0, "optimizer": partial(torch.optim.SGD, lr=0.5)}
+PAPER = {"decay": 0, "replay": 1, "inner_steps": 1}
 
 
 def scorer_of(model, network="own", **kwargs):
@@ -163,20 +164,80 @@ def test_an_update_is_that_of_the_paper():
 def test_weights_have_mean_1_and_probabilities_sum_to_1_without_gradient():
     model, given = mlp(), batch(1, 12)
     for network, extra in (("own", {}), (None, {"features": features}), (None, {})):
-        scorer = scorer_of(model, network, **extra)
+        scorer = scorer_of(model, network, **extra, replay=1)
         scorer.step(given)
         weights, probabilities = scorer.weights(given), scorer.probabilities(given)
         assert weights.shape == probabilities.shape == (12,)
         assert not weights.requires_grad
         assert weights.mean().item() == pytest.approx(1)
         assert probabilities.sum().item() == pytest.approx(1)
-        assert weights.tolist() == pytest.approx((12 * probabilities).tolist())
         assert weights.std() > 0
+        if network == "own":
+            assert weights.tolist() == pytest.approx((12 * probabilities).tolist())
+        else:
+            trust = scorer.trust(given)
+            assert weights.tolist() == pytest.approx((trust / trust.mean()).tolist())
 
 
 def test_the_small_network_begins_with_equal_weights():
     scorer = scorer_of(mlp(), None, features=features)
     assert scorer.weights(batch(1, 5)).tolist() == [1.0] * 5
+
+
+def test_trust_is_1_above_the_median_and_the_odds_below_it():
+    scorer, given = scorer_of(mlp(), None, features=features, replay=1), batch(1, 13)
+    scorer.step(given)
+    each = losses(mlp(), given)
+    scores, trust = scorer.scores(given, each), scorer.trust(given, each)
+    assert trust.tolist() == pytest.approx(scores.exp().clamp_max(1).tolist())
+    assert int((trust == 1).sum()) >= 6
+    assert trust.min() < 1
+    alone = scorer.trust((given[0][:2], given[1][:2]), each[:2])
+    assert alone.tolist() == pytest.approx(trust[:2].tolist())  # whatever stands beside it
+    with pytest.raises(ValueError, match="trust is by the scores of the small network; yours has its own scale"):
+        scorer_of(mlp()).trust(given)
+
+
+def test_all_count_the_same_until_replay_updates_are_there():
+    scorer, given = scorer_of(mlp(), None, replay=3), batch(1, 12)
+    for _ in range(3):
+        assert scorer.weights(given).tolist() == [1.0] * 12
+        scorer.step(given)
+    assert scorer.weights(given).std() > 0
+
+
+def test_directions_are_averaged_over_updates():
+    """Dev batches come in turn: the second reward is along d_2 + decay * d_1, whatever the factor."""
+    model, given = mlp(), batch(1, 12)
+    loss = lambda model, batch: losses(model, batch).mean()  # noqa: E731
+    first, second = (reference.gradient(model, loss, [batch(seed, 9)]) for seed in (50, 51))
+    for decay in (0.0, 0.7):
+        turns = iter([batch(50, 9), batch(51, 9)])
+        scorer = scorer_of(model, dev={"dev": lambda generator, turns=turns: next(turns)}, **{**PLAIN, "decay": decay})
+        scorer.update(given)
+        expected = reference.example_rewards(model, losses, given, second + decay * first)
+        assert scorer.update(given).rewards.tolist() == pytest.approx(expected, abs=1e-8)
+
+
+def test_the_small_network_learns_from_recent_updates_in_several_steps():
+    """Against the paper's step, written naively, over the examples of the last two of three updates together."""
+    scorer = scorer_of(mlp(), None, features=features, replay=2, inner_steps=3, **PLAIN)
+    scorer.update(batch(0, 8))
+    naive, kept = copy.deepcopy(scorer.network), []
+    for seed in (1, 2):
+        given = batch(seed, 8)
+        if seed == 2:
+            naive = copy.deepcopy(scorer.network)
+        update = scorer.update(given)
+        numbers = torch.cat([features(given).double(), update.losses[:, None]], dim=1)
+        kept.append((numbers, update.rewards / update.rewards.square().mean().sqrt()))
+    naive.standard.load_state_dict(scorer.network.standard.state_dict())
+    numbers, rewards = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    for _ in range(3):
+        reference.example_scorer_step(naive, numbers, rewards.clamp(-3, 3).tolist(), lr=0.5)
+    for name, expected in naive.named_parameters():
+        found = dict(scorer.network.named_parameters())[name]
+        assert found.flatten().tolist() == pytest.approx(expected.flatten().tolist(), abs=1e-5), name
 
 
 def test_losses_that_are_at_hand_are_not_made_again():
@@ -186,7 +247,7 @@ def test_losses_that_are_at_hand_are_not_made_again():
         calls.append(1)
         return losses(model, batch)
 
-    scorer = ExampleScorer(None, model, counted, dev=DEV, every=2, mode="eval")
+    scorer = ExampleScorer(None, model, counted, dev=DEV, every=2, mode="eval", replay=1)
     scorer.update(given)
     calls.clear()
     by_hand = scorer.weights(given, losses(model, given))
@@ -235,7 +296,9 @@ def test_the_order_of_examples_does_not_matter():
             given = (x[order], y[order]) if shuffled else (x, y)
             update = scorer.step(given)
         rewards = update.rewards if shuffled else update.rewards[order]
-        states.append([*scorer.state_dict()["tensors"].values(), rewards, scorer.weights(batch(9))])
+        tensors = scorer.state_dict()["tensors"]
+        in_order = [tensor for name, tensor in tensors.items() if not name.startswith("recent.")]
+        states.append([*in_order, rewards, scorer.weights(batch(9))])
     for a, b in zip(*states, strict=True):
         assert a.flatten().tolist() == pytest.approx(b.flatten().tolist(), abs=1e-5)  # the network is float32
 
@@ -310,11 +373,15 @@ def updates_of(total, network):
     dev = {name: batches_of(dataset(30, seed=i), 6) for i, name in enumerate("ab")}
     own = {"network": Network()} if network else {"network": None, "features": lambda b: features(b).double()}
     chosen = {"priority": "low", "batches": total // size, "mode": "eval"}
-    scorer = ExampleScorer(own.pop("network"), model, losses, dev=dev, every=1, **chosen, **own)
+    scorer = ExampleScorer(own.pop("network"), model, losses, dev=dev, every=1, replay=4, **chosen, **own)
     for seed in range(4):
         x, y = batch(seed, 12)
         scorer.step((x[rank::size], y[rank::size]))
-    tensors = {name: t.tolist() for name, t in scorer.state_dict()["tensors"].items()}
+    found = scorer.state_dict()["tensors"]
+    if not network:  # rank by rank, or one after another
+        found["recent.rewards"] = found["recent.rewards"].view(4, 12).sort().values
+        found["recent.numbers"] = found["recent.numbers"].view(4, 12, -1).sort(1).values
+    tensors = {name: t.tolist() for name, t in found.items()}
     return {"tensors": tensors, "weights": scorer.weights(batch(7)).tolist()}
 
 
@@ -450,7 +517,8 @@ def test_what_is_not_finite_is_skipped_and_nothing_moves():
     assert scorer_of(mlp(), dev=dev).step((x, y)).skipped == "the gradient of dev set 'a' is not finite"
     flat = ExampleScorer(Network(), mlp(), lambda m, b: losses(m, b) * 0, dev=DEV, every=1)
     assert flat.step((x, y)).skipped == "the gradients of the dev sets sum to zero"
-    assert_same(scorer.state_dict()["tensors"], before)
+    after = scorer.state_dict()["tensors"]  # what the dev sets want is known all the same
+    assert_same(*({k: t for k, t in some.items() if "direction" not in k} for some in (after, before)))
 
 
 @pytest.mark.parametrize(

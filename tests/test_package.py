@@ -95,9 +95,10 @@ MAY_IMPORT = {
         "table",
     },
     "features": {"randomness"},
+    "recent": {"gradients"},
     "slopes": {"gradients", "probing"},
-    "dev_sets": {"dev_weights", "gradients", "probing", "sources"},
-    "example_network": {"features", "replicas", "slopes"},
+    "dev_sets": {"dev_weights", "gradients", "probing", "recent", "sources"},
+    "example_network": {"features", "recent", "replicas", "slopes"},
     "example_scorer": {
         "checks",
         "dev_sets",
@@ -105,6 +106,7 @@ MAY_IMPORT = {
         "priorities",
         "probing",
         "randomness",
+        "recent",
         "slopes",
     },
     "balancer": {

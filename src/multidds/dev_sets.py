@@ -1,7 +1,7 @@
 """What the dev sets want of a model now: the direction v in which their weighted loss grows.
 
-v is the sum of their gradients, each times its priority, and balanced between parameters if that is asked for. The
-rewards of single examples are slopes along it.
+v is the sum of their gradients, each times its priority, averaged over looks, and balanced between parameters if that
+is asked for. The rewards of single examples are slopes along it.
 """
 
 import math
@@ -15,6 +15,7 @@ from torch import Tensor
 from .dev_weights import DevWeights
 from .gradients import Gradient, added, norm
 from .probing import Numbered, Prober
+from .recent import RecentDirection
 from .sources import ProbeSources
 
 
@@ -37,12 +38,20 @@ class Wanted:
 class DevSets:
     """Named sources of dev batches, their priority, and how often they were looked at."""
 
-    def __init__(self, owner: str, prober: Prober, dev: Mapping[str, Any], batches: int, direction: str) -> None:
+    def __init__(
+        self,
+        owner: str,
+        prober: Prober,
+        dev: Mapping[str, Any],
+        batches: int,
+        direction: str,
+        average: RecentDirection,
+    ) -> None:
         if not dev:
             raise ValueError(f"{owner}: there must be at least one dev set.")
         if direction not in ("balanced", "gradient"):
             raise ValueError(f"{owner}: direction must be 'balanced' or 'gradient', but it is {direction!r}.")
-        self._balanced = direction == "balanced"
+        self._balanced, self._average = direction == "balanced", average
         self._owner, self._prober, self._names, self._batches = owner, prober, tuple(dev), batches
         self._sources = ProbeSources(owner, {"dev": dev}, prober.seed)
         self.weights = DevWeights(owner, dev)
@@ -72,6 +81,7 @@ class DevSets:
         steepness = norm(vector)
         if trouble:
             return Wanted(vector, steepness, steepness, losses, weights, f"{trouble[0]} is not finite")
+        vector = self._average.averaged(vector)
         if self._balanced:
             vector = [None if v is None else balanced(v) for v in vector]
         length = norm(vector)
@@ -110,9 +120,14 @@ class DevSets:
         self._sources.check_state(state)
         self.weights.check_state(state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        """What of the state is not plain values."""
+        return self._average.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Where the state does not fit, an error, and nothing has changed."""
         self.check_state(state)
+        self._average.load_state_dict(tensors, self._prober.params)
         sources = self._sources.loaded(state, state["seed"])
         self.weights.load_state_dict(state)
         self._prober.seed, self._sources, self.looks = state["seed"], sources, int(state["looks"])

@@ -1,5 +1,7 @@
 """The network that scores examples, the optimizer that moves it along R grad log P, and the state of both.
 
+A network of the user takes one step per update, as in the paper. The small one, over numbers that are cheap to keep,
+learns from those of recent updates too (`recent`), in several steps: rewards of single examples are mostly noise.
 It knows nothing of the model that is trained: rewards and losses of examples are given to it.
 """
 
@@ -11,24 +13,34 @@ import torch
 from torch import Tensor, nn
 
 from .features import FeatureNetwork, sums_of
+from .recent import RecentRewards
 from .replicas import Replicas
 from .slopes import first_not_finite, one_per_example
 
 Features: TypeAlias = Callable[[Any], Tensor]
 OptimizerOf: TypeAlias = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 _OWNER = "ExampleScorer"
+_OWN_LR = 1e-3  # of the user's network
+_LR, _DECAY = 1e-2, 1e-2  # of the small one, and of its weights: what rewards do not hold up fades
 
 
 class ExampleNetwork:
     """Scores of the examples of a batch: by a module of the user, or by features and losses."""
 
     def __init__(
-        self, network: nn.Module | None, features: Features | None, optimizer: OptimizerOf | None, seed: int
+        self,
+        network: nn.Module | None,
+        features: Features | None,
+        optimizer: OptimizerOf | None,
+        seed: int,
+        replay: int,
+        inner_steps: int,
     ) -> None:
         self._features, self._optimizer_of, self._seed = features, optimizer, seed
+        self._recent, self._inner_steps = RecentRewards(replay), inner_steps
         self.by_loss = network is None  # whether scores need the losses of the examples
         self._network = network  # the default one begins when it is known how many features there are
-        self._optimizer = None if network is None else _started(network, optimizer, 1e-3)
+        self._optimizer = None if network is None else _started(network, optimizer, _OWN_LR, 0.0)
 
     @property
     def network(self) -> nn.Module | None:
@@ -89,7 +101,7 @@ class ExampleNetwork:
 
     def _begin(self, count: int, device: torch.device) -> None:
         self._network = FeatureNetwork(count, self._seed).to(device)
-        self._optimizer = _started(self._network, self._optimizer_of, 3e-3)
+        self._optimizer = _started(self._network, self._optimizer_of, _LR, _DECAY)
 
     def meet(self, rows: Tensor | None, losses: Tensor, replicas: Replicas) -> None:
         """For the default network: let running statistics see a batch, that of all replicas."""
@@ -100,6 +112,28 @@ class ExampleNetwork:
         sums = sums_of(numbers)
         replicas.average([sums])
         self._network.standard.add(sums * replicas.size)
+
+    def study(self, rows: Tensor | None, losses: Tensor, rewards: Tensor, replicas: Replicas) -> str | None:
+        """For the default network: steps along R grad log P over the examples of recent updates, of all replicas."""
+        everyone = replicas.gathered((self._numbers(rows, losses).cpu(), rewards.cpu()))
+        numbers, of_all = (torch.cat(parts).to(losses.device) for parts in zip(*everyone, strict=True))
+        self._recent.add(numbers, of_all)
+        numbers, known = self._recent.scaled()
+        alone = Replicas.alone(losses.device)
+        for _ in range(self._inner_steps):
+            scores = self._default(numbers)
+            with torch.no_grad():
+                pull = (known - scores.double().softmax(0) * known.sum()) / len(known)
+            if trouble := self.learn(scores, pull, alone):
+                return trouble
+        assert isinstance(self._network, FeatureNetwork)
+        self._network.learned(numbers)
+        return None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the default network has learned from as many updates as it remembers."""
+        return isinstance(self._network, FeatureNetwork) and int(self._network.updates) >= self._recent.updates
 
     def learn(self, scores: Tensor, pull: Tensor, replicas: Replicas) -> str | None:
         """One step of the optimizer along sum_j pull_j grad score_j over all replicas; or why there was none."""
@@ -131,7 +165,15 @@ class ExampleNetwork:
     def state_dict(self) -> dict[str, Any]:
         """Plain values, and under "tensors" what is not."""
         if self._network is None or self._optimizer is None:
-            return {"seed": self._seed, "numbers": None, "optimizer": None, "groups": [], "state": {}, "tensors": {}}
+            nothing: dict[str, Any] = {
+                "numbers": None,
+                "optimizer": None,
+                "groups": [],
+                "state": {},
+                "recent": [],
+                "tensors": {},
+            }
+            return {"seed": self._seed, **nothing}
         tensors = {f"network.{name}": t.detach().clone() for name, t in self._network.state_dict().items()}
         moved_by = self._optimizer.state_dict()
         plain: dict[str, dict[str, Any]] = {}
@@ -141,6 +183,7 @@ class ExampleNetwork:
                     tensors[f"optimizer.{place}.{key}"] = value.detach().clone()
                 else:
                     plain.setdefault(str(place), {})[key] = value
+        recent = self._recent.state_dict()
         groups = [{key: _plain(value) for key, value in group.items()} for group in moved_by["param_groups"]]
         return {
             "seed": self._seed,
@@ -148,7 +191,8 @@ class ExampleNetwork:
             "optimizer": type(self._optimizer).__name__,
             "groups": groups,
             "state": plain,
-            "tensors": tensors,
+            "recent": recent["examples"],
+            "tensors": tensors | recent["tensors"],
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -170,7 +214,7 @@ class ExampleNetwork:
         shapes = {name: tuple(t.shape) for name, t in own.state_dict().items()}
         if shapes != {name: tuple(t.shape) for name, t in saved.items()}:
             raise ValueError(f"{_OWNER}: the network of the state has other parameters.")
-        name = type(self._optimizer or _started(own, self._optimizer_of, 3e-3)).__name__
+        name = type(self._optimizer or _started(own, self._optimizer_of, _LR, _DECAY)).__name__
         if state["optimizer"] != name:
             raise ValueError(f"{_OWNER}: the state is of the optimizer {state['optimizer']}, but this one has {name}.")
 
@@ -180,6 +224,7 @@ class ExampleNetwork:
         self._seed = state["seed"]
         if self.by_loss:
             self._network = self._optimizer = None
+            self._recent.load_state_dict({"examples": []}, {}, device)
             if state["numbers"] is None:
                 return
             self._begin(state["numbers"], device)
@@ -191,14 +236,15 @@ class ExampleNetwork:
             for name, tensor in own.items():
                 tensor.copy_(tensors[f"network.{name}"])
         _load_optimizer(self._optimizer, state, tensors)
+        self._recent.load_state_dict({"examples": state["recent"]}, tensors, device)
 
 
-def _started(network: nn.Module, optimizer: OptimizerOf | None, lr: float) -> torch.optim.Optimizer:
+def _started(network: nn.Module, optimizer: OptimizerOf | None, lr: float, decay: float) -> torch.optim.Optimizer:
     params = [p for p in network.parameters() if p.requires_grad]
     if not params:
         raise ValueError(f"{_OWNER}: the network has no trainable parameters.")
     if optimizer is None:
-        return torch.optim.Adam(params, lr=lr)
+        return torch.optim.Adam(params, lr=lr, weight_decay=decay)
     made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(params)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"{_OWNER}: optimizer(params) must return a torch optimizer, got {type(made).__name__}.")

@@ -18,6 +18,7 @@ from .example_network import ExampleNetwork, Features, OptimizerOf
 from .priorities import Priority
 from .probing import Loss, Prober
 from .randomness import preserved
+from .recent import RecentDirection
 from .slopes import ExampleLosses, first_not_finite, one_per_example, refuse_model, slopes, step_size
 
 _OWNER = "ExampleScorer"
@@ -55,13 +56,17 @@ class ExampleScorer:
     dev: {name: source of dev batches}, as for `Balancer`: clean examples of what the model should do.
     every: optimizer steps between updates.
     optimizer: for the network's parameters: a torch optimizer, or a function params -> optimizer. None: Adam, with a
-        learning rate of 0.001, or 0.003 for the small network.
+        learning rate of 0.001, or for the small network 0.01, with a weight decay of 0.01.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
     features: for the small network: features(batch) -> [B, F], numbers that describe the examples. They are
         standardised by running statistics. None: it sees the loss alone.
     dev_loss: (model, batch) -> scalar tensor, what should become small on the dev sets; None: the mean of `losses`.
     direction: "balanced": v, with every parameter's part scaled to a root mean square of 1, so that a few sharp
         parameters do not drown the others; "gradient": v, the sum of the weighted dev gradients, as in the paper.
+    decay: v is averaged over updates: how much of the average so far stays. 0: v of each update alone, as in the paper.
+    replay, inner_steps: the small network learns from the examples of the last `replay` updates, in so many steps of
+        its optimizer at each update; 1 and 1: one step on those of the update, as in the paper. A network of yours
+        always does that.
     batches: dev batches per dev set and update, per process.
     mode: "train" or "eval": whether dropout and similar layers are active in probes.
     eps: how far parameters are moved for the slopes, as a share of the dev loss that this changes; None: by the
@@ -87,6 +92,9 @@ class ExampleScorer:
         features: Features | None = None,
         dev_loss: Loss | None = None,
         direction: str = "balanced",
+        decay: float = 0.9,
+        replay: int = 25,
+        inner_steps: int = 20,
         batches: int = 1,
         mode: str = "train",
         eps: float | None = None,
@@ -94,13 +102,15 @@ class ExampleScorer:
         seed: int = 0,
     ) -> None:
         _check_choices(network, losses, dev_loss, features, optimizer, eps, seed)
-        check_whole(_OWNER, every=every, batches=batches)
+        check_whole(_OWNER, every=every, batches=batches, replay=replay, inner_steps=inner_steps)
+        if not (isinstance(decay, (int, float)) and 0 <= decay < 1):
+            raise ValueError(f"{_OWNER}: decay must be at least 0 and below 1, but it is {decay!r}.")
         self._losses, self.every, self._eps = losses, every, eps
         self._prober = Prober(model, self._mean_loss, params, mode, seed, owner=_OWNER, dev_loss=dev_loss)
         refuse_model(_OWNER, self._prober)
         _refuse_sharing(network, self._prober.model)
-        self._network = ExampleNetwork(network, features, optimizer, seed)
-        self._dev = DevSets(_OWNER, self._prober, dev, batches, direction)
+        self._network = ExampleNetwork(network, features, optimizer, seed, replay, inner_steps)
+        self._dev = DevSets(_OWNER, self._prober, dev, batches, direction, average=RecentDirection(decay))
         self.priority = priority
         self._steps = 0
 
@@ -139,13 +149,25 @@ class ExampleScorer:
         """
         return self.scores(batch, losses).softmax(0)
 
-    def weights(self, batch: Any, losses: Tensor | None = None) -> Tensor:
-        """The factors for the losses of the examples of a batch: P(x, y; psi) times B, with mean 1. # [B]
+    def trust(self, batch: Any, losses: Tensor | None = None) -> Tensor:
+        """How far the small network trusts the examples of a batch: 1, or less for scores below the median. # [B]
 
+        It does not depend on the other examples of the batch. Until the network has learned from `replay` updates, 1.
         losses: as in `scores`.
         """
+        if not self._network.by_loss:
+            raise ValueError(f"{_OWNER}: trust is by the scores of the small network; yours has its own scale.")
         scores = self.scores(batch, losses)
-        return scores.softmax(0) * len(scores)
+        return scores.clamp_max(0).exp() if self._network.ready else torch.ones_like(scores)
+
+    def weights(self, batch: Any, losses: Tensor | None = None) -> Tensor:
+        """What to multiply the losses of the examples of a batch with, mean 1. # [B]
+
+        In proportion to `trust`: nothing counts much more than the others, what does harm counts less. By a network of
+        yours P(x, y; psi) times B. losses: as in `scores`.
+        """
+        raw = self.trust(batch, losses) if self._network.by_loss else self.probabilities(batch, losses)
+        return raw / raw.mean()
 
     def step(self, batch: Any) -> ExampleUpdate | None:
         """Count one optimizer step; after every `every`-th one, learn from the examples of a batch and say how.
@@ -205,6 +227,8 @@ class ExampleScorer:
             self._network.meet(rows, losses, replicas)
             scores = self._network.scores(batch, rows, losses, len(losses))
         probabilities, pull = self._pull(scores.detach().double(), rewards)
+        if self._network.by_loss:
+            return probabilities, self._network.study(rows, losses, rewards, replicas)
         return probabilities, self._network.learn(scores, pull, replicas)
 
     def _slopes(self, batch: Any, wanted: Wanted, number: int) -> tuple[Tensor, Tensor]:
@@ -256,12 +280,14 @@ class ExampleScorer:
 
         Tensors are under "tensors", flat; all the rest are plain values that survive JSON.
         """
-        return {"steps": self._steps, "dev": self._dev.state_dict(), **self._network.state_dict()}
+        state = {"steps": self._steps, "dev": self._dev.state_dict(), **self._network.state_dict()}
+        state["tensors"] = state["tensors"] | self._dev.tensors()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where the other scorer was. A state that does not fit is an error and changes nothing."""
         self._network.check_state(state)
-        self._dev.load_state_dict(state["dev"])
+        self._dev.load_state_dict(state["dev"], state["tensors"])
         self._network.load_state_dict(state, self._prober.params[0].device)
         self._steps = int(state["steps"])
 

@@ -54,7 +54,13 @@ def sums_of(rows: Tensor) -> Tensor:
 
 
 class FeatureNetwork(nn.Module):
-    """One hidden layer over standardised numbers. It begins with the score 0 for all."""
+    """One hidden layer over standardised numbers. It begins with the score 0 for all; 0 is the middle of all examples.
+
+    updates: how many it has learned from.
+    """
+
+    middle: Tensor
+    updates: Tensor
 
     def __init__(self, count: int, seed: int) -> None:
         super().__init__()
@@ -63,7 +69,15 @@ class FeatureNetwork(nn.Module):
         self.inner = nn.Parameter(torch.randn(count, _HIDDEN, generator=generator) / math.sqrt(count))
         self.shift = nn.Parameter(torch.zeros(_HIDDEN))
         self.outer = nn.Parameter(torch.zeros(_HIDDEN))
+        self.register_buffer("middle", torch.zeros(()))  # the median of scores, as they were before it was taken off
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    def learned(self, rows: Tensor) -> None:
+        """After an update: count it, and let 0 be the middle of the scores of these examples. # [M, F]"""
+        with torch.no_grad():
+            self.updates += 1
+            self.middle += self(rows).median()
 
     def forward(self, rows: Tensor) -> Tensor:  # [B, F] -> [B]
         hidden = torch.tanh(self.standard(rows).to(self.inner.dtype) @ self.inner + self.shift)
-        return _BOUND * torch.tanh(hidden @ self.outer / _BOUND)
+        return _BOUND * torch.tanh(hidden @ self.outer / _BOUND) - self.middle

@@ -183,16 +183,20 @@ def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generato
     A probe batch comes in parts of similar lengths: attention would be mostly padding if it were one. Many parts are
     slow too; with their number growing like the root a token costs 1.2 times one of training (docs/performance.md).
     """
-    parts = math.ceil(math.sqrt(tokens / 256))
     draws = max(1, round(2 * tokens / (sentences.all_tokens / len(sentences))) + 1)
 
     def draw(generator: torch.Generator) -> list[Batch]:
         indices = torch.randint(len(sentences), (draws,), generator=generator, device="cpu").tolist()
         total = np.cumsum([max(sentences.sizes(i)) for i in indices])
         items = [(sentences, i) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]]
-        return [assemble(part) for part in _cut(items, min(len(items), parts))]
+        return [assemble(part) for part in parts_of_draw(items, tokens)]
 
     return draw
+
+
+def parts_of_draw(items: list[Item], tokens: int) -> list[list[Item]]:
+    """The sentences of a probe batch of about `tokens` tokens, similar lengths together."""
+    return _cut(items, min(len(items), math.ceil(math.sqrt(tokens / 256))))
 
 
 class Stream:

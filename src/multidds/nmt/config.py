@@ -236,6 +236,21 @@ class MixtureSettings(Section):
         return given
 
 
+class ExamplesSettings(Section):
+    method: Literal["none", "dds", "highest-losses"] = "none"
+    every: Positive = 10
+    probe_tokens: Positive = 1000
+    parameters: Literal["source", "inner", "all"] = "source"
+    contrast: AtLeast0 = 1.0
+    sharpness: Above0 = 1.0
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    replay: Positive = 25
+    inner_steps: Positive = 20
+    lr: Above0 = 0.01
+    weight_decay: AtLeast0 = 0.01
+    drop: Annotated[float, Field(ge=0, lt=1)] = 0.3
+
+
 class Translate(Section):
     beam: Positive = 5
     length_penalty: AtLeast0 = 1.0
@@ -248,6 +263,7 @@ class Config(Section):
     model: Model = Model()
     train: Train = Train()
     mixture: MixtureSettings = MixtureSettings()
+    examples: ExamplesSettings = ExamplesSettings()
     translate: Translate = Translate()
 
     @model_validator(mode="after")
@@ -256,6 +272,7 @@ class Config(Section):
         for where, key, tokens in (
             ("train", "batch_tokens", self.train.batch_tokens),
             ("mixture", "probe_tokens", self.mixture.probe_tokens),
+            ("examples", "probe_tokens", self.examples.probe_tokens),
         ):
             if tokens < longest:
                 raise ValueError(

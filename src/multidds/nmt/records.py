@@ -99,7 +99,31 @@ class Validated(Record):
     clock: Numbers  # where the time of the run has gone
 
 
-AnyRecord = Started | Stepped | Updated | Validated
+class ExampleFacts(BaseModel):
+    """A sentence pair of the training data, and how much it counted when it was last trained on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str
+    number: int  # among its prepared sentence pairs, from 0
+    weight: float
+    source: str
+    target: str
+
+
+class Scored(Record):
+    """The weights of single sentence pairs, where [examples] gives them: of those seen so far, each by its last one."""
+
+    kind: Literal["examples"] = "examples"
+    edges: list[float]  # between the bins
+    histogram: dict[str, list[int]]  # of the weights, by dataset
+    weight: Numbers  # their mean
+    highest: list[ExampleFacts]
+    lowest: list[ExampleFacts]
+    skipped: str | None  # why the last update did not change the scores
+
+
+AnyRecord = Started | Stepped | Updated | Validated | Scored
 _ANY: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 

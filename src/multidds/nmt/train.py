@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from multidds import Update
-from multidds.randomness import derive, random_states, seed_all, set_random_states
+from multidds.randomness import derive, seed_all
 
 from . import checkpoints
 from .allocator import keep_freed_memory
@@ -23,7 +23,7 @@ from .balancing import make_balancer, record_of
 from .batches import Batch, Sentences, Stream, assemble
 from .config import Config, read_run
 from .device import compiler_errors, device_of
-from .errors import UserError
+from .examples import make_examples
 from .losses import RecentLosses
 from .model import make_model
 from .prepare import Prepared
@@ -31,12 +31,10 @@ from .prior import prior_of, schedule_of
 from .processes import Processes
 from .progress import Display, Progress, stop_signals
 from .records import AnyRecord, Started, Stepped, Validated, check_free
+from .resuming import load, saved
 from .run_folder import check_beside, check_run_folder, open_run
 from .schedule import learning_rate, planned_steps, within_budget
 from .validation import MEASURES, Measured, is_better, mean_of, measure
-
-# The tensors of a checkpoint: "averaged" are the averaged weights, "balancer" its moving averages of gradients.
-_KINDS = ("model", "averaged", "optimizer", "random", "balancer")
 
 
 def train(config: Config, folder: Path, show: Display) -> Progress:
@@ -53,6 +51,9 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
             at.lap("data")
+            if run.examples is not None:
+                run.examples.look(batches, at.step)
+                at.lap("updates")
             run.step(batches, tokens)
             at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
             at.lap("steps")
@@ -114,6 +115,9 @@ class Training:
         self.balancer = make_balancer(
             config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0)
         )  # fmt: skip
+        self.examples = make_examples(
+            config, self.model, self._token_losses, self.data, self.dev, prepared.vocabulary, self.processes
+        )
         self.wrapped = self.processes.replicated(self.model, self._passed)
         self.progress = Progress()
         self.before = self.processes.size  # processes of the training that goes on
@@ -160,10 +164,12 @@ class Training:
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
             with contextlib.nullcontext() if last or among == 1 else self.wrapped.no_sync():  # type: ignore[operator]
-                loss = self._summed_loss(self.wrapped, batch)
+                loss, plain = self._step_loss(batch)
                 # DDP averages over processes what should be summed.
                 (loss * (among / tokens)).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+            total += plain.detach()
+        if self.examples is not None:
+            self.examples.settle(self.model.parameters(), tokens)
         pairs = {name for batch in batches for name in batch.pairs}
         if self.balancer is not None and settings.mixing == "batch" and len(pairs) == among == 1:
             self.balancer.observe(pairs.pop())  # all of .grad is of one dataset; only moving averages listen
@@ -173,6 +179,19 @@ class Training:
         if self.averaged is not None:
             self.averaged.update(self.progress.step + 1)
         self.losses.add(total + 0 * length, batches, tokens)  # not finite if either is not
+
+    def _step_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(what a step makes small, the loss without the weights of examples), summed over target tokens."""
+        if self.examples is None:
+            loss = self._summed_loss(self.wrapped, batch)
+            return loss, loss
+        each = self._token_losses(self.wrapped, batch)
+        return self.examples.weighted(batch, each), each.sum()
+
+    def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:  # [R]
+        with self._autocast():
+            losses: Tensor = model(batch.to(self.device), self.config.train.label_smoothing, True)
+            return losses
 
     def _summed_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         with self._autocast():
@@ -280,6 +299,8 @@ class Training:
             mixture=self.mixture.probabilities, sentences=at.sentences, tokens=at.tokens, finished=at.finished,
             seconds=seconds, clock=dict(at.seconds),
         ))  # fmt: skip
+        if self.examples is not None:
+            self._record(self.examples.record(at.step))
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
         show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_loss']:.4f}{shown}{mark}")
@@ -328,27 +349,9 @@ class Training:
 
     def _write_checkpoint(self, records: int) -> None:
         """records: their length in bytes."""
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
-            for key, tensor in self.optimizer.state[parameter].items():
-                tensors[f"optimizer.{key}.{name}"] = tensor
-        if self.averaged is not None:
-            tensors |= {f"averaged.{name}": tensor for name, tensor in self.averaged.state_dict().items()}
-        tensors |= {f"random.{name}": state for name, state in random_states(self.device).items()}
-        balancer = None if self.balancer is None else self.balancer.state_dict()
-        if balancer is not None:
-            tensors |= {f"balancer.{key}": tensor for key, tensor in balancer.pop("tensors").items()}
-        state = {
-            "progress": asdict(self.progress),
-            "mixture": self.mixture.state_dict(),
-            "stream": self.stream.state_dict(),
-            "balancer": balancer,
-            "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "records": records,
-            "processes": self.processes.size,
-        }
+        tensors, state = saved(self)
         path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
-        checkpoints.write(path, tensors, state)
+        checkpoints.write(path, tensors, {**state, "records": records, "processes": self.processes.size})
         checkpoints.prune(self.folder, self.config.train.keep, self.progress.step)
 
     def _check_beside(self, state: dict[str, Any]) -> None:
@@ -356,32 +359,11 @@ class Training:
 
     def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Returns how far the records are to be kept."""
-        parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
-        for name, tensor in tensors.items():
-            kind, _, key = name.partition(".")
-            parts[kind][key] = tensor
-        try:
-            self.model.load_state_dict(parts["model"])
-        except RuntimeError:
-            raise UserError(f"{self.folder}: its checkpoint is of another model; was the data prepared anew?") from None
-        by_name = dict(self.model.named_parameters())
-        for key, tensor in parts["optimizer"].items():
-            kind, _, name = key.partition(".")
-            moved = tensor.to(self.device) if tensor.dim() or self.device.type == "cuda" else tensor
-            self.optimizer.state[by_name[name]][kind] = moved
-        if self.averaged is not None:
-            self.averaged.load_state_dict(parts["averaged"])
         self.progress = Progress(**state["progress"])
-        if state["balancer"] is not None and self.balancer is not None:
-            self.balancer.load_state_dict({**state["balancer"], "tensors": parts["balancer"]})
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        self.mixture.load_state_dict(state["mixture"])
-        self.stream.load_state_dict(state["stream"])
+        load(self, tensors, state)
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
-        set_random_states(self.device, parts["random"])
         self.before = int(state.get("processes", 1))
         return int(state["records"])
 

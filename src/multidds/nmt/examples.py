@@ -1,0 +1,249 @@
+"""`[examples]`: how much single sentence pairs count in a training, and what is remembered of that.
+
+A step multiplies the losses of target tokens by the weights of their sentence pairs, relative over all processes.
+Weights are learned (`ExampleScorer`: DDS), or 0 for the highest losses of each batch, which is the usual remedy.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from multidds import ExampleScorer
+
+from .batches import Batch, Item, Sentences, assemble, packed, parts_of_draw
+from .config import Config
+from .pair_numbers import PairNumbers, per_sentence, sentence_of
+from .processes import Processes
+from .records import ExampleFacts, Scored
+
+EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # between the bins of weights
+SHOWN = 8  # sentence pairs of the highest and of the lowest weights, in a record
+_LARGEST = 1e6
+
+Losses = Callable[[nn.Module, Batch], Tensor]  # of target tokens: [R]
+
+
+def make_examples(
+    config: Config,
+    model: nn.Module,
+    losses: Losses,
+    data: Mapping[str, Sentences],
+    dev: Mapping[str, Sentences],
+    vocabulary: Mapping[str, Sequence[str]],
+    processes: Processes,
+) -> "Examples | None":
+    """None where all sentence pairs count the same. losses: of the target tokens of a batch, as in training."""
+    if config.examples.method == "none":
+        return None
+    return Examples(config, model, losses, PairNumbers(data, vocabulary), dev, processes)
+
+
+class Examples:
+    """The weights of the sentence pairs of a training. All processes call the same methods in the same order."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: nn.Module,
+        losses: Losses,
+        numbers: PairNumbers,
+        dev: Mapping[str, Sentences],
+        processes: Processes,
+    ) -> None:
+        self._settings, self._numbers, self._processes = config.examples, numbers, processes
+        self._losses = losses
+        self._weights = {name: np.full(n, -1, np.float32) for name, n in numbers.sizes.items()}  # given last; -1: never
+        self.scorer = None
+        if self._settings.method == "dds":
+            self.scorer = self._scorer(config, model, dev)
+        self._skipped: str | None = None  # why the last update changed nothing
+        self._begin()
+
+    def _scorer(self, config: Config, model: nn.Module, dev: Mapping[str, Sentences]) -> ExampleScorer:
+        settings = config.examples
+        return ExampleScorer(
+            None,
+            model,
+            self._relative_losses,
+            dev={"dev": _dev_batches(config, dev)},
+            every=settings.every,
+            optimizer=lambda params: torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay),
+            features=self._rows,
+            dev_loss=self._dev_loss,
+            decay=settings.decay,
+            replay=settings.replay,
+            inner_steps=settings.inner_steps,
+            params=_parameters(model, settings.parameters),
+            seed=config.train.seed,
+        )
+
+    # ------------------------------------------------------------------------------------------ what the scorer sees
+
+    def _rows(self, batches: list[Batch]) -> Tensor:
+        return torch.cat([self._numbers.rows(batch) for batch in batches])
+
+    def _relative_losses(self, model: nn.Module, batches: list[Batch]) -> Tensor:
+        """Per target token, beside what such tokens usually cost. # [B]"""
+        return torch.cat([self._relative(batch, self._losses(model, batch)) for batch in batches])
+
+    def _relative(self, batch: Batch, token_losses: Tensor) -> Tensor:
+        means = per_sentence(batch, token_losses)
+        return means - self._numbers.usual_losses(batch).to(means)
+
+    def _dev_loss(self, model: nn.Module, parts: list[tuple[Batch, Batch]]) -> Tensor:
+        """How much better targets fit other sources than their own, by the mean loss of their tokens. []
+
+        That is what only right pairs teach: wrong ones teach the target language, too.
+        """
+        own, other = (sum((self._losses(model, both[k]).sum() for both in parts), torch.zeros(())) for k in (0, 1))
+        rise = self._settings.contrast * (other - other.detach())  # the value stays the loss of the pairs themselves
+        return (own - rise) / sum(batch.tokens for batch, _ in parts)
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def look(self, batches: list[Batch], step: int) -> None:
+        """After `step` steps, if an update is due: learn from what the next one is about to train on."""
+        if self.scorer is not None and step and step % self._settings.every == 0:
+            self._skipped = self.scorer.update(batches).skipped
+
+    def _begin(self) -> None:
+        """Of a step: sentence pairs and their weights; weighted tokens; losses by token."""
+        self._seen: list[tuple[tuple[tuple[str, int], ...], Tensor]] = []
+        self._weighted_tokens = 0.0
+        self._by_token: Tensor | None = None
+
+    def weighted(self, batch: Batch, token_losses: Tensor) -> Tensor:
+        """The sum of the losses of a batch, each times its weight; `settle` makes the mean weight 1. []"""
+        weights = self._weights_of(batch, token_losses.detach())
+        by_token = self._numbers.by_token(batch, token_losses)
+        self._by_token = by_token if self._by_token is None else self._by_token + by_token
+        self._seen.append((batch.origins, weights.cpu()))
+        of_tokens = weights[sentence_of(batch).to(weights.device)]
+        self._weighted_tokens += float(of_tokens.sum())
+        return (of_tokens.to(token_losses.dtype) * token_losses).sum()
+
+    def _weights_of(self, batch: Batch, token_losses: Tensor) -> Tensor:
+        if self.scorer is None:
+            means = per_sentence(batch, token_losses)
+            return (means <= means.quantile(1 - self._settings.drop)).double()
+        return self.scorer.trust([batch], self._relative(batch, token_losses)).double() ** self._settings.sharpness
+
+    def scores(self, batch: Batch, token_losses: Tensor) -> Tensor:
+        """Of the sentence pairs of a batch with these losses of target tokens; higher ones count more. # [B]"""
+        assert self.scorer is not None
+        return self.scorer.scores([batch], self._relative(batch, token_losses))
+
+    def settle(self, parameters: Iterable[nn.Parameter], tokens: int) -> None:
+        """After the backward passes of a step: gradients as if the mean weight of its `tokens` target tokens were 1."""
+        assert self._by_token is not None
+        everyone = self._processes.gathered((self._seen, self._weighted_tokens, self._by_token))
+        scale = min(tokens / max(math.fsum(total for _, total, _ in everyone), 1e-300), _LARGEST)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, scale)
+        self._numbers.see(torch.stack([table for _, _, table in everyone]).sum(0))
+        for origins, weights in (part for parts, _, _ in everyone for part in parts):
+            for (name, i), weight in zip(origins, weights.tolist(), strict=True):
+                self._weights[name][i] = weight * scale
+        self._begin()
+
+    # ------------------------------------------------------------------------------------------ records, states
+
+    def record(self, step: int) -> Scored:
+        """What the weights are now, of the sentence pairs seen so far, each by its last one."""
+        seen = {name: w[w >= 0] for name, w in self._weights.items()}
+        bins = {name: np.digitize(w, EDGES) for name, w in seen.items()}
+        ranked = self._ranked()
+        return Scored(
+            step=step,
+            edges=list(EDGES),
+            histogram={name: np.bincount(b, minlength=len(EDGES) + 1).tolist() for name, b in bins.items()},
+            weight={name: float(w.mean()) for name, w in seen.items() if len(w)},
+            highest=[self._facts(*example) for example in reversed(ranked[-SHOWN:])],
+            lowest=[self._facts(*example) for example in ranked[:SHOWN]],
+            skipped=self._skipped,
+        )
+
+    def _ranked(self) -> list[tuple[str, int]]:
+        """The sentence pairs of the lowest and of the highest weights, the lowest first; ties by dataset and number."""
+        found = []
+        for name, weights in self._weights.items():
+            seen = np.flatnonzero(weights >= 0)
+            order = seen[np.argsort(weights[seen], kind="stable")]
+            ends = order if len(order) <= 2 * SHOWN else np.concatenate([order[:SHOWN], order[-SHOWN:]])
+            found += [(float(weights[i]), name, int(i)) for i in ends]
+        return [(name, i) for _, name, i in sorted(found)]
+
+    def _facts(self, name: str, i: int) -> ExampleFacts:
+        source, target = self._numbers.text(name, i)
+        weight = float(self._weights[name][i])
+        return ExampleFacts(dataset=name, number=i, weight=weight, source=source, target=target)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, and under "tensors" what is not."""
+        tensors = {f"numbers.{key}": tensor for key, tensor in self._numbers.state_dict().items()}
+        tensors |= {f"weights.{name}": torch.from_numpy(w.copy()) for name, w in self._weights.items()}
+        scorer = None if self.scorer is None else self.scorer.state_dict()
+        if scorer is not None:
+            tensors |= {f"scorer.{key}": tensor for key, tensor in scorer.pop("tensors").items()}
+        return {"scorer": scorer, "skipped": self._skipped, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"numbers": {}, "weights": {}, "scorer": {}}
+        for name, tensor in state["tensors"].items():
+            kind, _, key = name.partition(".")
+            parts[kind][key] = tensor
+        self._numbers.load_state_dict(parts["numbers"])
+        self._weights = {name: parts["weights"][name].numpy().copy() for name in self._weights}
+        self._skipped = state["skipped"]
+        if self.scorer is not None:
+            self.scorer.load_state_dict({**state["scorer"], "tensors": parts["scorer"]})
+
+
+def _parameters(model: nn.Module, which: str) -> list[nn.Parameter] | None:
+    """ "source": what reads the source. The rest of the model learns the target language, from wrong targets too."""
+    if which == "all":
+        return None
+    if which == "inner":
+        return [p for name, p in model.named_parameters() if "target_embedding" not in name]
+    reads = ("source_embedding", "encoder", "cross")
+    return [p for name, p in model.named_parameters() if any(word in name for word in reads)]
+
+
+def _dev_batches(
+    config: Config, dev: Mapping[str, Sentences]
+) -> Callable[[torch.Generator], list[tuple[Batch, Batch]]]:
+    """A source of dev batches of all dev sets together, each drawn as its priority says, or all alike.
+
+    In parts, each with the same targets behind other sources: of other sentences of its dev set, if there are any.
+    """
+    priority = config.mixture.priority
+    weights = [priority.get(name, 0.0) if isinstance(priority, dict) else 1.0 for name in dev]
+    sets, shares = list(dev.values()), torch.tensor(weights, dtype=torch.float64)
+    tokens = config.examples.probe_tokens
+    mean = float(np.average([float(sentences.lengths.mean()) for sentences in sets], weights=weights))
+    count = max(1, round(tokens / mean))
+
+    def draw(generator: torch.Generator) -> list[tuple[Batch, Batch]]:
+        places = torch.multinomial(shares, count, replacement=True, generator=generator).tolist()
+        numbers = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+        items = [(sets[k], int(u * len(sets[k]))) for k, u in zip(places, numbers, strict=True)]
+        return [(assemble(part), _shuffled(part)) for part in parts_of_draw(items, tokens)]
+
+    return draw
+
+
+def _shuffled(items: list[Item]) -> Batch:
+    """The targets of sentence pairs in their order, each behind the source of another one."""
+    names = [sentences.name for sentences, _ in items]
+    by_set = sorted(range(len(items)), key=lambda k: names[k])
+    runs = {name: [k for k in by_set if names[k] == name] for name in dict.fromkeys(names)}
+    after = dict(zip(by_set, [*by_set[1:], *by_set[:1]], strict=True))
+    for places in runs.values():
+        if len(places) > 1:
+            after |= dict(zip(places, [*places[1:], *places[:1]], strict=True))
+    sides = [sentences.tokens(i) for sentences, i in items]
+    return packed([sides[after[k]][0] for k in range(len(items))], [target for _, target in sides])

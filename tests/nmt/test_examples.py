@@ -1,0 +1,180 @@
+"""`[examples]`: weights of single sentence pairs in a training: their gradients, resuming, processes, records."""
+
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_processes import text, torchrun  # noqa: F401
+from test_train import Stopping, records, same_runs
+from toy_runs import Silent, small_config
+
+from multidds.nmt import checkpoints
+from multidds.nmt.batches import assemble
+from multidds.nmt.config import load_config
+from multidds.nmt.errors import UserError
+from multidds.nmt.examples import EDGES
+from multidds.nmt.pair_numbers import NUMBERS, PairNumbers, per_sentence
+from multidds.nmt.train import Training, train
+
+DDS = ("examples.method=dds", "examples.every=2", "examples.replay=2", "examples.probe_tokens=100")
+TINY = Path(__file__).parents[2] / "recipes" / "tiny.toml"
+
+
+def started(corpus, monkeypatch, tmp_path, *overrides):
+    run = Training(small_config(corpus, monkeypatch, *overrides), tmp_path / "run")
+    run.close()
+    return run
+
+
+def plain_gradient(run, batches, weights):
+    """Of the weighted mean loss of all target tokens, from the losses of single tokens."""
+    total, count = 0.0, 0.0
+    for batch, own in zip(batches, weights, strict=True):
+        of_tokens = own[batch.target_rows.places // batch.target_rows.longest]
+        total = total + (of_tokens * run.model(batch, run.config.train.label_smoothing, True)).sum()
+        count += of_tokens.sum()
+    return torch.autograd.grad(total / count, list(run.model.parameters()))
+
+
+def step_gradient(run, batches, tokens, monkeypatch):
+    monkeypatch.setattr(run.optimizer, "zero_grad", lambda: None)
+    monkeypatch.setattr(run.optimizer, "step", lambda: None)
+    for p in run.model.parameters():
+        p.grad = None
+    run.step(batches, tokens)
+    return [p.grad.clone() for p in run.model.parameters()]
+
+
+def test_a_step_is_along_the_weighted_mean_of_all_its_tokens(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, "model.dropout=0", "train.clip=0", "examples.sharpness=2")
+    for _ in range(3):
+        batches, _, tokens = run.stream.next(8)
+        run.examples.scorer.update(batches)
+    assert len(batches) == 2
+    weights = []
+    with torch.no_grad():
+        for batch in batches:
+            each = run.model(batch, run.config.train.label_smoothing, True)
+            weights.append(run.examples.scores(batch, each).clamp_max(0).exp().double() ** 2)
+    assert torch.cat(weights).std() > 0.05
+    expected = plain_gradient(run, batches, weights)
+    found = step_gradient(run, batches, tokens, monkeypatch)
+    for one, other in zip(found, expected, strict=True):
+        assert one.flatten().tolist() == pytest.approx(other.flatten().tolist(), abs=1e-5)
+
+
+def test_the_highest_losses_of_a_batch_are_left_out(corpus, monkeypatch, tmp_path):
+    overrides = ("examples.method=highest-losses", "examples.drop=0.25", "model.dropout=0", "train.clip=0")
+    run = started(corpus, monkeypatch, tmp_path, *overrides)
+    batches, _, tokens = run.stream.next(8)
+    weights = []
+    with torch.no_grad():
+        for batch in batches:
+            means = per_sentence(batch, run.model(batch, run.config.train.label_smoothing, True))
+            weights.append((means <= means.quantile(0.75)).float())
+    assert 0.6 < torch.cat(weights).mean() < 0.85
+    expected = plain_gradient(run, batches, weights)
+    for one, other in zip(step_gradient(run, batches, tokens, monkeypatch), expected, strict=True):
+        assert one.flatten().tolist() == pytest.approx(other.flatten().tolist(), abs=1e-5)
+
+
+def test_equal_weights_train_as_without_them(corpus, monkeypatch, tmp_path):
+    """Until the scorer is ready, every loss counts the same."""
+    for name, overrides in (("without", ()), ("with", (*DDS, "examples.replay=9"))):
+        train(small_config(corpus, monkeypatch, *overrides), tmp_path / name, Silent())
+    losses = [[r["loss"] for r in records(tmp_path / name) if r["kind"] == "step"] for name in ("without", "with")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("method", [DDS, ("examples.method=highest-losses",)])
+def test_a_resumed_training_with_weights_is_the_same(corpus, monkeypatch, tmp_path, method):
+    config = small_config(corpus, monkeypatch, *method, "train.validate_every=6")
+    train(config, tmp_path / "whole", Silent())
+    train(config, tmp_path / "parts", Stopping(after=7))
+    train(config, tmp_path / "parts", Silent())
+    same_runs(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_two_processes_weigh_as_one_does(text, monkeypatch, tmp_path):  # noqa: F811
+    overrides = (*DDS, "model.dropout=0", "train.tokens=300")
+    command, environment = torchrun(tmp_path / "two", *overrides)
+    done = subprocess.run(command, cwd=text, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    train(small_config(text, monkeypatch, *overrides), tmp_path / "one", Silent())
+    (one,), (two,) = ([r for r in records(tmp_path / name) if r["kind"] == "examples"] for name in ("one", "two"))
+    assert one["weight"] == pytest.approx(two["weight"], rel=0.02)
+    assert len(one["lowest"]) == len(two["lowest"]) == 8
+    states = [checkpoints.read(checkpoints.listed(tmp_path / name)[-1])[0] for name in ("one", "two")]
+    a, b = (state["examples.numbers.token_losses"].flatten().tolist() for state in states)
+    assert a == pytest.approx(b, rel=0.01)
+
+
+def test_records_say_which_sentence_pairs_are_trusted(corpus, monkeypatch, tmp_path):
+    config = small_config(corpus, monkeypatch, *DDS)
+    train(config, tmp_path / "run", Silent())
+    (record,) = [r for r in records(tmp_path / "run") if r["kind"] == "examples"]
+    assert record["step"] == 12
+    state, _ = checkpoints.read(checkpoints.listed(tmp_path / "run")[-1])
+    for name in config.data.names:
+        weights = state[f"examples.weights.{name}"].numpy()
+        seen = weights[weights >= 0]
+        assert record["weight"][name] == pytest.approx(seen.mean(), rel=1e-5)
+        edges = [-np.inf, *EDGES, np.inf]
+        counts = [int(((seen >= a) & (seen < b)).sum()) for a, b in pairwise(edges)]
+        assert record["histogram"][name] == counts
+    everything = sorted(w for name in config.data.names for w in state[f"examples.weights.{name}"].tolist() if w >= 0)
+    assert [e["weight"] for e in record["lowest"]] == pytest.approx(everything[:8])
+    assert [e["weight"] for e in record["highest"]] == pytest.approx(everything[:-9:-1])
+    first = record["lowest"][0]
+    many, base = first["dataset"].split("-")
+    lines = [(corpus / f"data/made-up/{many}-base/train.{side}").read_text().splitlines() for side in (many, base)]
+    assert (first["source"], first["target"]) in list(zip(*lines, strict=True))
+
+
+def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path)
+    name, sentences = next(iter(run.data.items()))
+    numbers = PairNumbers(run.data, run._vocabulary)
+    batch = assemble([(sentences, i) for i in range(5)])
+    tokens = torch.arange(len(batch.target_out), dtype=torch.float32)
+    numbers.see(numbers.by_token(batch, tokens))
+    rows = dict(zip(NUMBERS, numbers.rows(batch).T.tolist(), strict=True))
+    source, target = numbers.text(name, 3)
+    assert rows["target length"][3] == pytest.approx(np.log(sentences.target_lengths[3]))
+    ratios = np.log(sentences.target_lengths / sentences.source_lengths)
+    assert rows["ratio"][3] == pytest.approx(ratios[3] - ratios.mean())
+    assert rows["distance from the usual ratio"][3] == pytest.approx(abs(ratios[3] - ratios.mean()))
+    words = target.lower().split()
+    assert rows["target words in the source"][3] == pytest.approx(np.mean([w in source.split() for w in words]))
+    of_token = [tokens[batch.target_out == token] for token in batch.target_out]
+    mean = tokens.mean()
+    usual = torch.stack([(own.sum() + 5 * mean) / (len(own) + 5) for own in of_token])
+    assert rows["usual loss"] == pytest.approx(per_sentence(batch, usual).tolist())
+
+
+def test_a_copy_is_seen_as_one(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path)
+    numbers = PairNumbers(run.data, run._vocabulary)
+    sentences = next(iter(run.data.values()))
+    monkeypatch.setattr(numbers, "text", lambda name, i: ("Same, text", "same , TEXT") if i else ("one two", "two"))
+    rows = dict(zip(NUMBERS, numbers.rows(assemble([(sentences, 0), (sentences, 1)])).T.tolist(), strict=True))
+    assert rows["same text"] == [0.0, 1.0]
+    assert rows["target words in the source"] == [1.0, 1.0]
+    assert rows["source words in the target"] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("examples.method=paper", r"\[examples\] method: input should be 'none', 'dds' or 'highest-losses'"),
+        ("examples.probe_tokens=20", r"\[examples\] probe_tokens = 20 is smaller than the longest sentence, 62 tokens"),
+        ("examples.drop=1.0", r"\[examples\] drop: input should be less than 1, but it is 1.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(override, message):
+    with pytest.raises(UserError, match=message):
+        load_config(TINY, [override])
