@@ -68,13 +68,13 @@ def launch_ranks(main: Callable[[], int], restarts: int, deaths: list[Death], ne
 
 def worker(main: Callable[[], int], deaths: list[Death], newest: Callable[[], int], said: int) -> None:
     """What the agent starts: forks a rank, waits for it, and ends as it did."""
-    os.dup2(said, 2)
     start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     note("start", start, rank, newest=newest() if rank == 0 else 0)
     child = os.fork()
     if child == 0:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        os.dup2(said, 2)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         arm([death for death in deaths if (death.start, death.rank) == (start, rank)], start, rank)
         os._exit(main())
 

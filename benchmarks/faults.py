@@ -64,7 +64,7 @@ def go_on(world: World, command: Command, fault: Ended, detected: bool | None, w
     outcome = Outcome(detected, ended.code == 0, hung=fault.hung or ended.hung, what=what)
     if detected is False:
         outcome.what += f"; said: {fault.output[-600:]}"
-    if ended.code:
+    if ended.code != 0:
         outcome.what += f"; then: {ended.output[-600:]}"
         return outcome
     outcome.differs = command.result(world.place) != command.expected
@@ -224,15 +224,15 @@ Kind = Callable[[World, Command, random.Random], Outcome]
 # Kind of fault -> (what it does, the commands it is for, how often it is drawn).
 QUICK = ("prepare", "train", "train", TWO, "evaluate", "corpus", "report")
 KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
-    "damaged file": (damaged, ("train", "train", "prepare", "corpus"), 46),
-    "damaged run goes on": (damaged_run, ("train", TWO), 6),
-    "kill -9": (killed, (*QUICK, *QUICK, "experiment"), 15),
-    "dead rank": (dead_rank, (TWO,), 11),
-    "signal": (signalled, (*QUICK, "experiment"), 5),
-    "full disk": (full_disk, (*QUICK, *QUICK, "experiment"), 8),
-    "file limit": (file_limit, QUICK, 4),
-    "read-only disk": (read_only, QUICK, 2),
-    "folder gone": (vanished, ("train", "train", TWO, "prepare", "evaluate"), 4),
+    "damaged file": (damaged, ("train", "train", "prepare", "corpus"), 66),
+    "damaged run goes on": (damaged_run, ("train", TWO), 4),
+    "kill -9": (killed, (*QUICK, *QUICK, "experiment"), 9),
+    "dead rank": (dead_rank, (TWO,), 8),
+    "signal": (signalled, (*QUICK, "experiment"), 3),
+    "full disk": (full_disk, (*QUICK, *QUICK, "experiment"), 5),
+    "file limit": (file_limit, QUICK, 2),
+    "read-only disk": (read_only, QUICK, 1.5),
+    "folder gone": (vanished, ("train", "train", TWO, "prepare", "evaluate"), 2.5),
 }
 
 

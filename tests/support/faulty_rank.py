@@ -14,6 +14,8 @@ import resource
 import signal
 import time
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the command does before it imports torch
+
 import torch
 
 from multidds import Balancer

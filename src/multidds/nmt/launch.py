@@ -28,7 +28,7 @@ _START = "multidds/start"  # where the store has the name of the newest start
 _FOREVER = timedelta(days=365)  # a process may be slow: deaths are noticed otherwise
 _WORDS = threading.Lock()  # held by the thread that ends this process
 
-_watch: "tuple[Store, Any] | None" = None  # the store and the group of the ring, where there is a group
+_watch: "tuple[Store, Any, threading.Thread] | None" = None  # of a group: its store, the ring, and who watches
 
 
 def launched() -> tuple[int, int]:
@@ -66,11 +66,12 @@ def form_group() -> None:
     except (RuntimeError, ValueError) as error:  # also torch's own errors of stores and networks
         first = str(error).splitlines()[0]
         raise UserError(f"rank {rank} of {size} cannot form a group with the others at {place}: {first}") from None
-    _watch = store, ring
+    watcher = threading.Thread(target=_watch_next, args=(rank, size, ring), daemon=True)
+    _watch = store, ring, watcher
     with contextlib.suppress(ValueError):  # not in the main thread
         # torchrun asks the others to end so when one has died; they should not go without a word.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    threading.Thread(target=_watch_next, args=(rank, size, ring), daemon=True).start()
+    watcher.start()
 
 
 def _store(seconds: float) -> "Store":
@@ -168,13 +169,16 @@ def leave(code: int | str | None) -> NoReturn:
 
 
 def _say_farewell() -> None:
+    """And hear that of the next one: so nobody has left who is still to be told. gloo would wait for him for ever."""
     import torch
     import torch.distributed as dist
 
     assert _watch is not None
     rank, size = launched()
-    with contextlib.suppress(RuntimeError):  # the one before has left already
-        dist.send(torch.zeros(1), dst=(rank - 1) % size, group=_watch[1])
+    _, ring, watcher = _watch
+    with contextlib.suppress(RuntimeError):  # the one before is dead, and so is the next one soon
+        dist.send(torch.zeros(1), dst=(rank - 1) % size, group=ring)
+    watcher.join()
 
 
 def is_loss(error: BaseException) -> bool:
