@@ -11,6 +11,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from pygments.lexers.shell import BashLexer
 
 import multidds
 
@@ -99,3 +100,4 @@ class Commands(Directive):
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", arguments_as_definitions)
     app.add_directive("commands", Commands)
+    app.add_lexer("console", BashLexer)  # our blocks are commands without a prompt, which would look like output
