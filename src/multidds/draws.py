@@ -59,7 +59,7 @@ class Draws:
         return name, count
 
     def draw_for(self, rank: int, world_size: int, rounds: int = 1) -> list[tuple[str, int]]:
-        """`rounds` times one draw for each of the `world_size` processes that share the sequence; those of `rank`."""
+        """Draw `rounds` times for each of the `world_size` processes, and return the draws of `rank`."""
         if rounds == world_size == 1:
             return [self.draw()]
         key, counts, drawn = self._key, self.counts, []
@@ -101,10 +101,10 @@ class Draws:
         self._edges = tuple(mixture.edges), np.array(list(mixture.edges.values()))
 
     def rule(self, mixture: Mixture, start: int | None = None, anyway: bool = False) -> bool:
-        """The mixture as it is now rules from position `start` on, by default from here. False: it does already.
+        """Let the mixture as it is now take effect from position `start` on (default: here). False: it already does.
 
-        Behind all that rule before: where one of them is still to come, this one waits for it. `anyway`: also where
-        it rules already, so that later ones wait for this position.
+        It takes effect after all earlier ones: if one of them is still to come, this one waits for it. `anyway`: do so
+        even if it is already in effect, so that later ones wait for this position.
         """
         if (mixture, mixture.version) == self._seen and not anyway:
             return False
@@ -139,10 +139,9 @@ class Draws:
         return {"seed": self.seed, "position": self.position, "counts": dict(self.counts), "rules": rules}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mixture | None = None) -> None:
-        """Afterwards the first call of `rule` counts, moved or not, if the state does not end with that mixture.
+        """The next call of `rule` then counts even if the mixture has not moved, unless the state ends with that mixture.
 
-        changed: the mixture that rules from here on, where datasets were added or left out: the others keep their
-        counts.
+        changed: the mixture from here on, if datasets were added or left out; the others keep their counts.
         """
         check_state("Draws", state, seed=is_whole, position=is_count, counts=by_name(is_count), rules=are(_is_rule))
         if changed is not None:

@@ -142,7 +142,7 @@ class Mixture:
 
     @property
     def edges(self) -> dict[str, float]:
-        """{name: where its stretch of the line ends}: what `at` looks a point up in, for those who have many."""
+        """{name: where its part of [0, 1) ends}: what `at` searches, for callers with many points."""
         return dict(zip(self._drawable, self._cumulative, strict=True))
 
     def move(self, probabilities: Mapping[str, float]) -> None:
@@ -161,7 +161,7 @@ class Mixture:
         return dict(state["probabilities"])
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that `load_state_dict` would refuse, without moving."""
+        """Refuse a state that `load_state_dict` would refuse, without changing anything."""
         check_state("Mixture", state, probabilities=by_name(is_number))
         check_names("Mixture: state", self._names, Mixture(state["probabilities"]))
 

@@ -204,9 +204,9 @@ class MixtureSampler(Sampler[Any]):
             self._batches = batches
 
     def after(self, batches: int) -> Draws:
-        """The place in the sequence after the first `batches` batches of this rank, counted as in `state_dict`.
+        """The position in the sequence after the first `batches` batches of this rank, counted as in `state_dict`.
 
-        From then on only places from the batch before on can be asked for.
+        Afterwards, only positions from one batch earlier on can be asked for.
         """
         if not self._batches <= batches <= self.drawn:
             raise ValueError(

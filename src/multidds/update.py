@@ -63,7 +63,7 @@ class Update:
         return f"Update({self}{facts}; {self.drift:.2f} from the prior, {self.learned:.2f} of it learned)"
 
     def facts(self) -> dict[str, float]:
-        """What there is one of: {"signal": 0.9, "drift": 0.3, ...}; the distances where the prior is known."""
+        """What describes the update as a whole: {"signal": 0.9, "drift": 0.3, ...}; distances if the prior is known."""
         found = {} if math.isnan(self.signal) else {"signal": self.signal}
         if self.prior:
             found |= {"drift": self.drift, "learned": self.learned, "unlearned": self.unlearned}
@@ -81,9 +81,9 @@ class Update:
         }
 
     def scalars(self, **more: Mapping[str, float]) -> dict[str, float]:
-        """The groups flat: {"mixture/az": 0.1, "reward/az": 0.3, ...}. What is behind the first '/' is the name.
+        """The groups as one flat dict: {"mixture/az": 0.1, "reward/az": 0.3, ...}; the name follows the first '/'.
 
-        more: further groups that a caller knows, such as passes={"az": 1.5}, which become "passes/az".
+        more: further groups, such as passes={"az": 1.5}, which become "passes/az".
 
         What there is one of is "balance/signal", "balance/drift" and so on. Of more than 64 datasets those are there
         that have moved furthest from the prior; of more than 64 dev sets the first.
@@ -98,7 +98,7 @@ class Update:
         return flat
 
     def movers(self, most: int = MOST) -> list[str]:
-        """The names of `most` datasets: all, in their order; of more those that have moved furthest from the prior."""
+        """Up to `most` datasets, in their order; if there are more, those that have moved furthest from the prior."""
         if len(self.mixture) <= most:
             return list(self.mixture)
         return movers(self.mixture, self.prior or self.before or dict.fromkeys(self.mixture, 0.0), most)
