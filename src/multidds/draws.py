@@ -139,7 +139,7 @@ class Draws:
         return {"seed": self.seed, "position": self.position, "counts": dict(self.counts), "rules": rules}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mixture | None = None) -> None:
-        """The next call of `rule` then counts even if the mixture has not moved, unless the state ends with that mixture.
+        """The next call of `rule` counts even if the mixture has not moved, unless the state ends with that mixture.
 
         changed: the mixture from here on, if datasets were added or left out; the others keep their counts.
         """

@@ -85,8 +85,8 @@ class Update:
 
         more: further groups, such as passes={"az": 1.5}, which become "passes/az".
 
-        What there is one of is "balance/signal", "balance/drift" and so on. Of more than 64 datasets those are there
-        that have moved furthest from the prior; of more than 64 dev sets the first.
+        Numbers for the update as a whole are "balance/signal", "balance/drift" and so on. With more than 64 datasets,
+        those are kept that have moved furthest from the prior; with more than 64 dev sets, the first.
         """
         groups: dict[str, Mapping[str, float]] = {**self.groups(), **more}
         shown = self.movers()
