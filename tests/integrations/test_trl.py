@@ -128,19 +128,20 @@ def test_streams_are_prepared_and_mixed(tmp_path):
     assert same_parameters(resumed, whole)
 
 
-def one_rank(rank, folder):
+def one_rank(rank, folder, kind):
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": "true"}
     places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (folder / "port").read_text(), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update({key: str(value) for key, value in places.items()})
     torch.set_num_threads(1)
-    (folder / f"{rank}.json").write_text(json.dumps(trained_on(folder / "out", batch_size=2)))
+    (folder / f"{rank}.json").write_text(json.dumps(trained_on(folder / "out", kind, batch_size=2)))
     leave()
 
 
-def trained_on(folder, batch_size):
-    settings = {"per_device_train_batch_size": batch_size, "optim": "sgd", "max_grad_norm": 0.0, "packing": True}
-    trainer = sft(folder, train_sets()["a"], dev_sets(), **settings, packing_strategy="wrapped", dropout=0.0)
-    callback = balance(trainer, train_sets(), every=2, batch_size=4, batches=batch_size)
+def trained_on(folder, kind, batch_size):
+    make, data, settings = KINDS[kind]
+    settings = {**settings, "per_device_train_batch_size": batch_size, "optim": "sgd", "max_grad_norm": 0.0}
+    trainer = make(folder, train_sets(data)["a"], dev_sets(data), **settings, dropout=0.0)
+    callback = balance(trainer, train_sets(data), every=2, batch_size=4, batches=batch_size)
     trainer.train()
     counted = [row["num_tokens"] for row in losses(trainer)]
     weights = {name: p.tolist() for name, p in trainer.model.named_parameters()}
@@ -148,14 +149,15 @@ def trained_on(folder, batch_size):
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
+@pytest.mark.parametrize("kind", ["wrapped", "preferences-lora"])
+def test_two_processes_equal_one_with_twice_the_batch(kind, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         (tmp_path / "port").write_text(str(free.getsockname()[1]))
-    torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=2, start_method="fork")
+    torch.multiprocessing.start_processes(one_rank, (tmp_path, kind), nprocs=2, start_method="fork")
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0] == ranks[1]
-    counted, mixture, weights = trained_on(tmp_path / "one", batch_size=4)
+    counted, mixture, weights = trained_on(tmp_path / "one", kind, batch_size=4)
     assert ranks[0][0] == counted
     assert ranks[0][1] == pytest.approx(mixture, abs=1e-5)
     for name, values in weights.items():
