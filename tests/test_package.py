@@ -288,10 +288,15 @@ def test_each_trainer_is_imported_in_one_folder():
     assert users == expected
 
 
-# What the application shares with the core beside the public names: where it is among processes, and random states.
+# What the application shares with the core beside the public names: where it is among processes, random states, and
+# how histories are read, drawn and called.
 SHARED = {
     "multidds.replicas": {"ranks"},
     "multidds.randomness": {"derive", "random_states", "seed_all", "set_random_states"},
+    "multidds.history": {"FACTS", "Moment", "find_history", "moments_of"},
+    "multidds.plotting": {"COLOURS", "OTHERS", "plot", "shares_of", "top_movers"},
+    "multidds.wording": {"movers"},
+    "multidds.loggers": {"LAYOUT"},
 }
 
 
@@ -302,7 +307,7 @@ def test_the_application_uses_public_names_of_the_core_only():
         highest = len(path.relative_to(SOURCES / "nmt").parts)  # from nmt/x/y.py two dots are nmt, three the core
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("multidds"):
-                allowed = {"multidds": set(multidds.__all__), **SHARED}.get(node.module or "", set())
+                allowed = {"multidds": {*multidds.__all__, "__version__"}, **SHARED}.get(node.module or "", set())
                 assert {alias.name for alias in node.names} <= allowed, f"{path.name}: {node.module}"
             assert not (isinstance(node, ast.ImportFrom) and node.level > highest), path.name
 

@@ -89,9 +89,7 @@ class Batch:
         return Batch(source, target_in, target_out, *rows, self.pairs, self.origins)
 
 
-def packed(
-    sources: list[np.ndarray], targets: list[np.ndarray], origins: tuple[tuple[str, int], ...] = ()
-) -> Batch:
+def packed(sources: list[np.ndarray], targets: list[np.ndarray], origins: tuple[tuple[str, int], ...] = ()) -> Batch:
     """A batch of sentences given as token numbers, without <s> and </s>."""
     source_rows, target_rows = (Rows.of([len(tokens) + 1 for tokens in side]) for side in (sources, targets))
     source = [part for tokens in sources for part in (tokens, [END])]
