@@ -290,10 +290,15 @@ def test_each_trainer_is_imported_in_one_folder():
     assert users == expected
 
 
-# What the application shares with the core beside the public names: where it is among processes, and random states.
+# What the application shares with the core beside the public names: where it is among processes, random states, and
+# how histories are read, drawn and called.
 SHARED = {
     "multidds.replicas": {"ranks"},
     "multidds.randomness": {"derive", "random_states", "seed_all", "set_random_states"},
+    "multidds.history": {"FACTS", "Moment", "find_history", "moments_of"},
+    "multidds.plotting": {"COLOURS", "OTHERS", "plot", "shares_of", "top_movers"},
+    "multidds.wording": {"movers"},
+    "multidds.loggers": {"LAYOUT"},
 }
 
 

@@ -193,6 +193,18 @@ def test_a_saved_history_is_read_back_and_goes_on_after_a_resume(tmp_path):
         save_history(saved_updates(names="abc"), tmp_path)
 
 
+def test_a_file_keeps_what_memory_has_forgotten(tmp_path):
+    given = list(saved_updates(count=6))
+    for count in range(1, 7):
+        kept = given[:count] if count < 4 else [given[0], *given[count - 2 : count]]  # as a balancer thins its history
+        save_history(kept, tmp_path, start={"a": 0.5, "b": 0.5})
+    assert [moment.step for moment in moments_of(tmp_path)] == [0, 10, 20, 30, 40, 50, 60]
+    other = [replace(u, mixture={"a": 0.9, "b": 0.1}) for u in given[3:5]]  # resumed at 30, and not exactly
+    save_history(other, tmp_path)
+    assert [moment.step for moment in moments_of(tmp_path)] == [0, 10, 20, 30, 40, 50]
+    assert moments_of(tmp_path)[-1].mixture["a"] == 0.9
+
+
 def test_a_balancer_saves_its_history_with_the_alignment(tmp_path):
     names = ("a", "b")
     balancer = Balancer(

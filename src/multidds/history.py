@@ -104,15 +104,26 @@ def save_history(
     new = [_moment(update, short=True) for update in updates]
     if passes is not None:
         new[-1].groups["passes"] = {name: passes[name] for name in new[-1].groups["reward"] if name in passes}
-    before = [moment for moment in _lines(target) if moment.step < new[0].step] if target.is_file() else []
+    before, new = _joined(list(_lines(target)) if target.is_file() else [], new)
     if not before and start is not None:
-        before = [Moment(0, {"mixture": dict(start)}, prior=new[0].prior)]
-    if before and before[-1].mixture.keys() != new[0].mixture.keys():
+        before = [Moment(0, {"mixture": dict(start)}, prior=updates[0].prior)]
+    if before and before[-1].mixture.keys() != updates[-1].mixture.keys():
         raise ValueError(f"save_history: {target} is the history of other datasets; choose another file.")
-    kept = thinned([*before, *new], max(50, _NUMBERS // len(new[0].mixture)))
+    kept = thinned([*before, *new], max(50, _NUMBERS // len(updates[-1].mixture)))
     written = target.with_name(f".{target.name}.part")
     written.write_text("".join(f"{_line(moment)}\n" for moment in kept), encoding="utf-8")
     os.replace(written, target)
+
+
+def _joined(written: list[Moment], new: list[Moment]) -> tuple[list[Moment], list[Moment]]:
+    """What stays of a file, and what is added: memory may have forgotten updates that the file has, and a training that
+    was resumed makes some again. Up to the last moment that both have alike the file is right.
+    """
+    mixtures = {moment.step: moment.mixture for moment in written}
+    alike = max((moment.step for moment in new[:-1] if mixtures.get(moment.step) == moment.mixture), default=None)
+    if alike is None:
+        return [moment for moment in written if moment.step < new[0].step], new
+    return [m for m in written if m.step <= alike], [m for m in new if m.step > alike]
 
 
 def thinned(moments: Sequence[Moment], most: int) -> list[Moment]:

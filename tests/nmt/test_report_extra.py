@@ -1,6 +1,7 @@
 """`multidds report`, `mixture` and `verify` on what any trainer leaves, with the packages of [report] alone."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -94,6 +95,14 @@ def test_a_report_of_any_trainer_needs_only_the_extra(folders, tmp_path, name, s
     assert 'class="chart area"' in page
     for path in ("figures", "tables"):
         assert list((tmp_path / "out" / path).iterdir())
+
+
+def test_without_sacrebleu_scores_are_compared_and_no_significance_is_claimed(folders, tmp_path):
+    done = run("report", folders / "ours", "-o", tmp_path / "out", cwd=tmp_path)
+    assert re.search(r"; better in \d and worse in \d of 2 language pairs", done.stdout)
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "A test of significance takes pip install &#39;multidds[nmt]&#39;." in page
+    assert "p &lt; 0.05 (paired" not in page
 
 
 def test_runs_on_the_same_datasets_stand_side_by_side(folders, tmp_path):

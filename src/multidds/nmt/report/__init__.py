@@ -26,6 +26,7 @@ from . import tables
 from .courses import Course, Panel, Row, groups_of, rows_of
 from .drawing import Figure, saved
 from .figures import figures_of
+from .mixtures import mixtures
 from .runs import Setting, course_of, found_in, settings_of
 from .tables import ReportTable
 
@@ -134,7 +135,7 @@ def _of_courses(name: str, courses: list[Course], out: Path) -> Section:
         for kind in ("svg", "pdf"):
             write_whole(out / "figures" / f"{file_name(key)}.{kind}", saved(figure, kind))
         section.files.append((file_name(key), f"{course.label}: mixture, rewards, dev losses"))
-        section.tables.append(tables.mixtures(key, course))
+        section.tables.append(mixtures(key, course))
     return section
 
 

@@ -14,13 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from multidds.wording import movers
-
-from .courses import Course
 from .runs import Run, Setting, differences
 
 SIGNIFICANT = 0.05
-_LONGEST = 200  # rows of a table of datasets
 Compare = Callable[[Path, Path], dict[str, dict[str, Any]]]  # significance.compare
 
 
@@ -130,6 +126,9 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
               if facts and run.published_as}  # fmt: skip
     table.columns |= {key: f"{name} (paper)" for key, name in papers.items()}
     compared = compare(ours.folder, theirs.folder)
+    tested = not any(math.isnan(both["p"]) for both in compared.values())
+    if not tested:
+        del table.columns["p"]
     for pair in setting.pairs:
         row = {"pair": text(pair), "training pairs": number(ours.facts["pairs"][pair]["train"]["pairs"], ",d")}
         row |= _compared_cells(compared[pair])
@@ -142,10 +141,10 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
     last = {"pair": text("average"), "training pairs": text(""), "p": text(""), "baseline": number(means["against"])}
     last |= {"learned": number(means["bleu"]), "difference": number(means["bleu"] - means["against"], "+.2f")}
     table.rows.append(last | {key: number(facts["average"][name]) for key, name in papers.items()})
-    table.notes.append(
-        f"Bold: the better of the two. *: significantly better, p < {SIGNIFICANT} (paired bootstrap, 1,000 samples). "
-        "The baseline is the static method with the best average on these test sets."
-    )
+    test = f"*: significantly better, p < {SIGNIFICANT} (paired bootstrap, 1,000 samples)."
+    test = test if tested else "A test of significance takes pip install 'multidds[nmt]'."
+    chosen = "The baseline is the static method with the best average on these test sets."
+    table.notes.append(f"Bold: the better of the two. {test} {chosen}")
     if max(len(setting.scored(label)) for label in (baseline, learned)) > 1:
         table.notes.append(f"Of several seeds the first is compared: {ours.seed} and {theirs.seed}.")
     table.notes += _signatures([ours, theirs])
@@ -333,29 +332,6 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
     return table
 
 
-def mixtures(key: str, course: Course) -> ReportTable:
-    """Where a mixture began and where it is: a row for each dataset, those that moved most first."""
-    first, last = course.began, course.moments[-1]
-    order = movers(last.mixture, dict.fromkeys(last.mixture, 0.0) | first, len(last.mixture))
-    columns = {
-        "dataset": "dataset",
-        "prior": "prior (%)",
-        "now": f"step {last.step:,} (%)",
-        "change": "change (points)",
-    }
-    more = {group: group for group in ("reward", "noise", "passes") if last.groups.get(group)}
-    table = ReportTable(key, f"{course.label}: the mixture", columns | more)
-    for name in order[:_LONGEST]:
-        before, now = first.get(name), last.mixture[name]
-        moved = None if before is None else 100 * (now - before)
-        row = {"dataset": text(name), "prior": number(None if before is None else 100 * before, ".3g")}
-        row |= {"now": number(100 * now, ".3g"), "change": number(moved, "+.2f")}
-        table.rows.append(row | {group: number(last.groups[group].get(name), ".3g") for group in more})
-    if len(order) > _LONGEST:
-        table.notes.append(f"The {_LONGEST} of {len(order):,} datasets that moved most.")
-    return table
-
-
 def main_method(setting: Setting) -> str | None:
     """The learned mixture that a report is about: the default's where there is one, else MultiDDS-S."""
     for method in ("anchored", "multidds-s", "multidds", "moving-average", "constant"):
@@ -370,11 +346,14 @@ def summary(setting: Setting, table: ReportTable) -> str:
     if not table.rows:
         return f"{setting.name}: {table.notes[0]}"
     *pairs, average = table.rows
-    better, worse = (sum(row[key].star for row in pairs) for key in ("learned", "baseline"))
+    tested = "p" in table.columns
+    better, worse = (
+        sum(row[key].star if tested else row[key].bold for row in pairs) for key in ("learned", "baseline")
+    )
     return (
         f"{setting.name}: {table.columns['learned']} {average['learned'].text} BLEU on average, "
         f"{table.columns['baseline']} {average['baseline'].text} ({average['difference'].text}); "
-        f"significantly better in {better} and worse in {worse} of {len(pairs)} language pairs."
+        f"{'significantly ' if tested else ''}better in {better} and worse in {worse} of {len(pairs)} language pairs."
     )
 
 
