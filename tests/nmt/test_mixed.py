@@ -25,6 +25,7 @@ def training(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(schedule, "LEAST", 2)
     monkeypatch.setattr(choices, "LEAST_SETS", 2)
     monkeypatch.setattr(pace, "LEAST_MIXED", 2)
+    monkeypatch.setattr(pace, "USEFUL", 10**6)
     overrides = ("mixture.probe_budget=0.2", "train.max_steps=400", "train.tokens=2000", "train.batch_tokens=2000")
     config = small_config(corpus, monkeypatch, *overrides, "mixture.method=anchored")
     running = Training(config, tmp_path / "run")
