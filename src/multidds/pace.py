@@ -11,7 +11,6 @@ MOST_BATCHES = 8
 LEAST_SETS = 32  # datasets and dev sets of an update that looks at a part of them
 LEAST_MIXED = 6  # batches of an update whose batches mix datasets
 LONGEST = 10_000  # steps between updates, beyond which a part is looked at where the length of training is not known
-_FORWARD = 3 / 2  # mixed batches that cost as much as one gradient: two forward passes each, not a backward one
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,12 @@ def in_parts(datasets: int, dev_sets: int, steps: int | None, budget: float, bat
 
 def in_mixed_batches(datasets: int, dev_sets: int, steps: int | None, budget: float, size: int) -> Pace:
     """The pace of updates whose batches of so many examples mix datasets: a third is spent on dev sets, by gradients,
-    the rest on datasets, by two forward passes. Every dataset that is looked at has at least two examples.
+    the rest on datasets, by two forward passes, which count as one forward and backward. Every dataset that is looked
+    at has at least two examples.
     """
     passes = max(LEAST_MIXED, int(_wished(steps, budget)))
     dev = max(1, passes // 3)
-    train = int((passes - dev) * _FORWARD)
+    train = passes - dev
     part = (min(datasets, max(1, train * size // 2)), min(dev_sets, dev * size))
     pace = _of_part(passes, steps, budget, 1, part)
     return replace(pace, mixed=(train, dev))

@@ -22,9 +22,10 @@ PAIRS = [f"l{i:02}-eng" for i in range(40)]
 @pytest.fixture
 def training(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(schedule, "FEW", 1)
-    monkeypatch.setattr(schedule, "LEAST", 3)
+    monkeypatch.setattr(schedule, "LEAST", 2)
     monkeypatch.setattr(choices, "LEAST_SETS", 2)
-    monkeypatch.setattr(pace, "LEAST_MIXED", 3)
+    monkeypatch.setattr(pace, "LEAST_MIXED", 2)
+    monkeypatch.setattr(pace, "USEFUL", 10**6)
     overrides = ("mixture.probe_budget=0.2", "train.max_steps=400", "train.tokens=2000", "train.batch_tokens=2000")
     config = small_config(corpus, monkeypatch, *overrides, "mixture.method=anchored")
     running = Training(config, tmp_path / "run")
