@@ -1,8 +1,8 @@
 """An ordinary Hugging Face Trainer script over three unequal domains, and the lines that balance them.
 
-A small causal language model, built from a config, on the text of `language_model.py`: the largest domain is one that
-nobody asks for. Needs no download. The same script without its callback is the static baseline. One seed; more of
-them, and more static mixtures, are in language_model.py. Needs `pip install 'multidds[hf]'`.
+A small causal language model, built from a config, on the text of `language_model.py`, whose largest domain no dev set
+contains. Needs no download. The same script without its callback is the static baseline. It uses one seed;
+language_model.py has more seeds and more static mixtures. Needs `pip install 'multidds[hf]'`.
 
     python examples/huggingface_trainer.py
 """

@@ -2,7 +2,7 @@
 
 The text is on every machine with Python: `code` is the standard library, `manual` the help texts of `pydoc` (little of
 it), and `tables`, the largest, the files of character codes in `encodings`. The dev sets say what the model is for:
-code and the manual. Size says: train on tables. Training, dev and test text come from different files.
+code and the manual. By size, training would mostly see tables. Training, dev and test text come from different files.
 
 Shows the example-level sampler in an ordinary DataLoader, per-dataset passes, static baselines beside the learned
 mixture, and a save and resume in the middle.

@@ -1,10 +1,10 @@
 """Fine-tuning one encoder on three tasks at once, of which one is tiny and the largest is useless.
 
-The text is real: statements of the Python files of the standard library on this machine, without their first word. A
-small convolutional encoder is first trained briefly to fill in hidden characters, then fine-tuned with a head for each
-task. `indent`: does the next line stand deeper, the same or back? `word` (few examples): which word was taken away?
-And `parity`, the largest: is the number of the line even? Nothing in a line tells, and nobody asks: it has no dev set.
-Training, dev and test lines come from different files.
+The text is real: statements from the standard library's Python files on this machine, without their first word. A small
+convolutional encoder is first trained briefly to fill in hidden characters, then fine-tuned with a head for each task.
+`indent`: is the next line indented more, the same or less? `word` (few examples): which word was removed? `parity`, the
+largest: is the number of the line even? Nothing in a line tells, and there is no dev set for it. Training, dev and test
+lines come from different files.
 
     python examples/multitask.py
 """

@@ -1,7 +1,7 @@
 """A plain training loop on a small multi-domain task: what a learned mixture does that a fixed one cannot.
 
 Three datasets, wildly unequal: `web`, large and useful; `junk`, the largest, whose labels are pure noise; and
-`rare`, tiny, the only one that teaches what the dev set `rare` asks for. Size says: train on junk.
+`rare`, tiny, the only one that teaches what the dev set `rare` asks for. By size, training would mostly see junk.
 
     python examples/plain_loop.py
 """

@@ -1,9 +1,9 @@
 """A mixture learned with a small model, replayed for a bigger one without probing.
 
-The small model learns the mixture of the data of plain_loop.py. The history of the mixture goes into a JSON file: the
-step and the probabilities of every update. The big model is trained with `Replay` where a balancer would stand: it
-draws what the small one drew and pays for no probe. `multidds mixture RUN --history` prints such a file for a run of
-the translation application.
+The small model learns a mixture for the data of plain_loop.py. The history of the mixture goes into a JSON file: the
+step and the probabilities of every update. The big model is trained with `Replay` in the place of a balancer: it draws
+what the small one drew and needs no probes. `multidds mixture RUN --history` prints such a file for a run of the
+translation application.
 
     python examples/replay.py
 """

@@ -1,8 +1,8 @@
 """An ordinary supervised fine-tuning script with TRL over three unequal domains, and the line that balances them.
 
 A small causal language model, built from a config, with adapters (LoRA), packed rows, and a tokenizer of characters, on
-the text of `language_model.py`: the largest domain is one that nobody asks for. Needs no download. The same script
-without `balance` trains on all of them, as they are. Needs `pip install 'multidds[trl]' peft`.
+the text of `language_model.py`, whose largest domain no dev set contains. Needs no download. The same script without
+`balance` trains on all of them, as they are. Needs `pip install 'multidds[trl]' peft`.
 
     python examples/trl_sft.py
 """
