@@ -108,7 +108,7 @@ def quadratic(n: int, dev_sets: int, width: int, noise: float, given: int | None
         sources = {name: Cloud(with_common(c), noise) for name, c in zip(names, centres, strict=True)}
         dev = {f"k{i}": Cloud(with_common(g), noise) for i, g in enumerate(goals)}
         updates = given or round(30 / math.sqrt(share))
-        passes = max(6, math.ceil(share * n * 2 / Cloud.batch_size))
+        passes = max(6, math.ceil(1.5 * share * n * 2 / Cloud.batch_size))  # a third of it for dev sets
         steps = 1_000_000
         balancer = Balancer(
             mixture, model, mean_square, losses=squares, train=sources, dev=dev, steps=steps,

@@ -12,7 +12,7 @@ from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
 from multidds.nmt.mixed import MixedSentences, collate, sentence_losses, sentences_of
 from multidds.nmt.prepare import Prepared
-from multidds.nmt.schedule import in_parts, probe_share, within_budget
+from multidds.nmt.schedule import in_parts, probe_passes, probe_share, within_budget
 from multidds.nmt.train import Training
 
 RECIPE = ROOT / "recipes" / "ted-related-m2o.toml"
@@ -72,6 +72,7 @@ def test_of_many_pairs_an_update_looks_at_a_part_where_all_would_be_rare():
     assert in_parts(config)
     assert config.mixture.every == 400
     assert probe_share(config) == 0.01
+    assert probe_passes(config) == int(0.01 * config.train.tokens / 4000 * 400)
     often = within_budget(many_pairs(0.3), 20_000)
     assert not in_parts(often)
     assert not in_parts(within_budget(many_pairs(0.9, "mixture.step_ahead=0.001"), 20_000))

@@ -50,6 +50,13 @@ def probe_shape(settings: MixtureSettings) -> tuple[int, int]:
 
 def probe_passes(config: Config) -> int:
     """Forward and backward passes of an update, each over one probe batch."""
+    if in_parts(config):
+        return int(part_budget(config.mixture, config.train.tokens) * config.mixture.every)
+    return whole_passes(config)
+
+
+def whole_passes(config: Config) -> int:
+    """The same of an update that looks at all pairs."""
     pairs, settings = len(config.data.names), config.mixture
     return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * settings.probe_batches
 
@@ -73,7 +80,7 @@ def probe_share(config: Config) -> float:
 def whole_share(config: Config) -> float:
     """The same if every update looks at all pairs."""
     settings = config.mixture
-    return probe_passes(config) * settings.probe_tokens / (settings.every * config.train.tokens)
+    return whole_passes(config) * settings.probe_tokens / (settings.every * config.train.tokens)
 
 
 def _may_look_at_parts(config: Config) -> bool:
@@ -94,7 +101,7 @@ def within_budget(config: Config, steps: float, resumed: Config | None = None) -
     if resumed is not None and resumed.mixture.probe_budget == settings.probe_budget:
         chosen = {"every": resumed.mixture.every, "probe_tokens": resumed.mixture.probe_tokens}
     else:
-        passes = probe_passes(config)
+        passes = whole_passes(config)
         budget = settings.probe_budget * config.train.tokens  # tokens of probes per step
         smallest = max(SMALLEST, config.data.max_length + 2)
         wished = int(budget * steps / (UPDATES * passes))
