@@ -161,12 +161,13 @@ def _without_empty(columns: Sequence[list[str]], dropped: Counter[str]) -> Seque
 
 def _kept(data: Data, lengths: Numbers, dropped: Counter[str]) -> Numbers:
     """Which of the pairs with these lengths are good; the others are counted under the first reason that fits."""
-    shorter, longer = lengths.min(axis=1), lengths.max(axis=1)
+    shorter, longer = np.minimum(lengths[:, 0], lengths[:, 1]), np.maximum(lengths[:, 0], lengths[:, 1])
     kept = np.ones(len(lengths), dtype=bool)
     reasons = {"empty side": shorter == 0, "too long": longer > data.max_length}
     if data.max_ratio:
         reasons["length ratio"] = longer > data.max_ratio * shorter
     for reason, bad in reasons.items():
-        dropped[reason] += int((kept & bad).sum())
-        kept &= ~bad
+        if bad.any():
+            dropped[reason] += int((kept & bad).sum())
+            kept &= ~bad
     return kept

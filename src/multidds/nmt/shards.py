@@ -31,7 +31,7 @@ _INDEX = np.dtype("<u4")  # where a side begins, in tokens of that side: 2^17 se
 _ENTRY = struct.Struct("<4I")  # (source, target) of a sentence pair and of the next one
 _ROW = 2 * _INDEX.itemsize
 _IN_MEMORY = 1 << 26  # bytes of target tokens of a shard that is being written; more stand in a file
-_OPEN = 64  # files at once
+_OPEN = 128  # files at once
 _REMEMBERED = 1 << 15  # lengths: they are asked for when a sentence is drawn, sorted and counted
 
 
