@@ -1,7 +1,6 @@
 """Damage to the files of finished folders, and who reads them: part of benchmarks/faults.py."""
 
 import contextlib
-import os
 import random
 import re
 import shutil
@@ -76,7 +75,7 @@ def copy_damaged(world: World, which: str, rng: random.Random) -> Damaged:
     shutil.rmtree(world.root / "damaged", ignore_errors=True)
     folder = world.root / "damaged" / which
     unread = shutil.ignore_patterns("tensorboard", "wheels")
-    shutil.copytree(world.done / which, folder, copy_function=os.link, ignore=unread)
+    shutil.copytree(world.done / which, folder, ignore=unread)
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     kind = rng.choice(sorted({kind_of(folder, path) for path in paths}))
     path = rng.choice([path for path in paths if kind_of(folder, path) == kind])

@@ -9,12 +9,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch comes: there are a
 import made_up_languages
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from multidds.nmt import bfloat16
 
-# The machines that run this are small and noisy: no deadline, and the same examples every time.
-settings.register_profile("multidds", deadline=None, derandomize=True, max_examples=60)
+# The machines that run this are small and noisy: nobody is timed, and the same examples every time.
+slow = [HealthCheck.too_slow]
+settings.register_profile("multidds", deadline=None, derandomize=True, max_examples=60, suppress_health_check=slow)
 settings.load_profile("multidds")
 
 ROOT = Path(__file__).parent.parent

@@ -130,8 +130,9 @@ class Direction:
         if role == "dev":
             self._sum = sharing.summed(self._sum)
         else:
-            self.rewards = sharing.joined(self.rewards)
-            self.cancelled = any(sharing.gathered(self.cancelled))
+            parts = sharing.gathered((self.rewards, self.cancelled))
+            self.rewards = {name: reward for rewards, _ in parts for name, reward in rewards.items()}
+            self.cancelled = any(cancelled for _, cancelled in parts)
 
 
 class Losses:
@@ -188,8 +189,9 @@ class Findings:
                 self._zero.append((what, kind, name))
 
     def join(self, role: str, sharing: Sharing) -> None:
-        self._zero = [each for part in sharing.gathered(self._zero) for each in part]
-        self._not_finite = [each for part in sharing.gathered(self._not_finite) for each in part]
+        parts = sharing.gathered((self._zero, self._not_finite))
+        self._zero = [each for zero, _ in parts for each in zero]
+        self._not_finite = [each for _, not_finite in parts for each in not_finite]
 
     def arrange(self, dev: Iterable[str], train: Iterable[str]) -> None:
         """Put them into the order of one process, whoever has found them first."""
