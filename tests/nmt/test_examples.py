@@ -15,7 +15,7 @@ from multidds.nmt import checkpoints
 from multidds.nmt.batches import assemble
 from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
-from multidds.nmt.examples import EDGES
+from multidds.nmt.examples import EDGES, dev_batches
 from multidds.nmt.pair_numbers import NUMBERS, PairNumbers, per_sentence
 from multidds.nmt.train import Training, train
 
@@ -133,6 +133,22 @@ def test_records_say_which_sentence_pairs_are_trusted(corpus, monkeypatch, tmp_p
     many, base = first["dataset"].split("-")
     lines = [(corpus / f"data/made-up/{many}-base/train.{side}").read_text().splitlines() for side in (many, base)]
     assert (first["source"], first["target"]) in list(zip(*lines, strict=True))
+
+
+def test_contrast_takes_off_the_gradient_behind_other_sources(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, "model.dropout=0", "examples.contrast=0.5")
+    draw, gradients, values = dev_batches(run.config, run.dev), [], []
+    (own, shuffled), *_ = draw(torch.Generator().manual_seed(0))
+    assert torch.equal(own.target_out, shuffled.target_out)
+    assert sorted(own.source.tolist()) == sorted(shuffled.source.tolist())
+    assert not torch.equal(own.source, shuffled.source)
+    for parts in ([(own, shuffled)], [(own, None)], [(shuffled, None)]):
+        loss = run.examples.dev_loss(run.model, parts)
+        values.append(loss.item())
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))]))
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+    difference = gradients[0] - (gradients[1] - 0.5 * gradients[2])
+    assert difference.norm() < 1e-5 * gradients[0].norm()
 
 
 def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeypatch, tmp_path):

@@ -25,6 +25,7 @@ SHOWN = 8  # sentence pairs of the highest and of the lowest weights, in a recor
 _LARGEST = 1e6
 
 Losses = Callable[[nn.Module, Batch], Tensor]  # of target tokens: [R]
+DevPart = tuple[Batch, Batch | None]  # of a dev batch, and its targets behind other sources
 
 
 def make_examples(
@@ -69,14 +70,12 @@ class Examples:
             None,
             model,
             self._relative_losses,
-            dev={"dev": _dev_batches(config, dev)},
+            dev={"dev": dev_batches(config, dev)},
             every=settings.every,
-            optimizer=lambda params: torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay),
             features=self._rows,
-            dev_loss=self._dev_loss,
+            dev_loss=self.dev_loss,
             decay=settings.decay,
             replay=settings.replay,
-            inner_steps=settings.inner_steps,
             params=_parameters(model, settings.parameters),
             seed=config.train.seed,
         )
@@ -94,14 +93,18 @@ class Examples:
         means = per_sentence(batch, token_losses)
         return means - self._numbers.usual_losses(batch).to(means)
 
-    def _dev_loss(self, model: nn.Module, parts: list[tuple[Batch, Batch]]) -> Tensor:
-        """How much better targets fit other sources than their own, by the mean loss of their tokens. []
+    def dev_loss(self, model: nn.Module, parts: list[DevPart]) -> Tensor:
+        """The mean loss of target tokens; its gradient less `contrast` times that of the loss behind other sources. []
 
-        That is what only right pairs teach: wrong ones teach the target language, too.
+        The difference is what only right pairs teach: wrong ones teach the target language, too.
         """
-        own, other = (sum((self._losses(model, both[k]).sum() for both in parts), torch.zeros(())) for k in (0, 1))
-        rise = self._settings.contrast * (other - other.detach())  # the value stays the loss of the pairs themselves
-        return (own - rise) / sum(batch.tokens for batch, _ in parts)
+        total = torch.zeros(())
+        for own, shuffled in parts:
+            total = total + self._losses(model, own).sum()
+            if shuffled is not None:
+                other = self._losses(model, shuffled).sum()
+                total = total - self._settings.contrast * (other - other.detach())
+        return total / sum(own.tokens for own, _ in parts)
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -207,18 +210,14 @@ def _parameters(model: nn.Module, which: str) -> list[nn.Parameter] | None:
     """ "source": what reads the source. The rest of the model learns the target language, from wrong targets too."""
     if which == "all":
         return None
-    if which == "inner":
-        return [p for name, p in model.named_parameters() if "target_embedding" not in name]
     reads = ("source_embedding", "encoder", "cross")
     return [p for name, p in model.named_parameters() if any(word in name for word in reads)]
 
 
-def _dev_batches(
-    config: Config, dev: Mapping[str, Sentences]
-) -> Callable[[torch.Generator], list[tuple[Batch, Batch]]]:
+def dev_batches(config: Config, dev: Mapping[str, Sentences]) -> Callable[[torch.Generator], list[DevPart]]:
     """A source of dev batches of all dev sets together, each drawn as its priority says, or all alike.
 
-    In parts, each with the same targets behind other sources: of other sentences of its dev set, if there are any.
+    In parts; where `contrast` asks for it, each with the same targets behind other sources.
     """
     priority = config.mixture.priority
     weights = [priority.get(name, 0.0) if isinstance(priority, dict) else 1.0 for name in dev]
@@ -227,17 +226,18 @@ def _dev_batches(
     mean = float(np.average([float(sentences.lengths.mean()) for sentences in sets], weights=weights))
     count = max(1, round(tokens / mean))
 
-    def draw(generator: torch.Generator) -> list[tuple[Batch, Batch]]:
+    def draw(generator: torch.Generator) -> list[DevPart]:
         places = torch.multinomial(shares, count, replacement=True, generator=generator).tolist()
         numbers = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
         items = [(sets[k], int(u * len(sets[k]))) for k, u in zip(places, numbers, strict=True)]
-        return [(assemble(part), _shuffled(part)) for part in parts_of_draw(items, tokens)]
+        parts = parts_of_draw(items, tokens)
+        return [(assemble(part), _shuffled(part) if config.examples.contrast else None) for part in parts]
 
     return draw
 
 
 def _shuffled(items: list[Item]) -> Batch:
-    """The targets of sentence pairs in their order, each behind the source of another one."""
+    """The targets of sentence pairs in their order, each behind another source, of the same dev set if there is one."""
     names = [sentences.name for sentences, _ in items]
     by_set = sorted(range(len(items)), key=lambda k: names[k])
     runs = {name: [k for k in by_set if names[k] == name] for name in dict.fromkeys(names)}
