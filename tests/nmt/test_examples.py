@@ -17,6 +17,7 @@ from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
 from multidds.nmt.examples import EDGES, dev_batches
 from multidds.nmt.pair_numbers import NUMBERS, PairNumbers, per_sentence
+from multidds.nmt.report import report
 from multidds.nmt.train import Training, train
 
 DDS = ("examples.method=dds", "examples.every=2", "examples.replay=2", "examples.probe_tokens=100")
@@ -194,3 +195,21 @@ def test_a_copy_is_seen_as_one(corpus, monkeypatch, tmp_path):
 def test_settings_that_cannot_be_are_refused(override, message):
     with pytest.raises(UserError, match=message):
         load_config(TINY, [override])
+
+
+def test_the_report_shows_weights_and_pairs_as_escaped_text(corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(PairNumbers, "text", lambda self, name, i: ("<b>bold & 1</b>", "<script>alert(1)</script>"))
+    train(small_config(corpus, monkeypatch, *DDS), tmp_path / "run", Silent())
+    report([tmp_path / "run"], tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "the sentence pairs that count most and least" in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 16
+    assert "<script>alert(1)" not in page
+    assert "<b>bold" not in page
+    (table,) = (tmp_path / "out" / "tables").glob("*.pairs.*.tex")
+    assert r"bold \& 1" in table.read_text(encoding="utf-8")
+    (weights,) = (tmp_path / "out" / "tables").glob("*.examples.*.csv")
+    rows = [line.split(",") for line in weights.read_text(encoding="utf-8").splitlines()]
+    assert rows[0][:3] == ["dataset", "mean weight", "below 0.1"]
+    (record,) = [r for r in records(tmp_path / "run") if r["kind"] == "examples"]
+    assert [float(count) for count in rows[1][2:]] == next(iter(record["histogram"].values()))
