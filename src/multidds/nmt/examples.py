@@ -6,6 +6,7 @@ Weights are learned (`ExampleScorer`: DDS), or 0 for the highest losses of each 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from .records import ExampleFacts, Scored
 EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # between the bins of weights
 SHOWN = 8  # sentence pairs of the highest and of the lowest weights, in a record
 _LARGEST = 1e6
+_LR, _FADING, _INNER_STEPS = 0.01, 0.01, 20  # of the scorer's network at each update; _FADING: its weight decay
 
 Losses = Callable[[nn.Module, Batch], Tensor]  # of target tokens: [R]
 DevPart = tuple[Batch, Batch | None]  # of a dev batch, and its targets behind other sources
@@ -72,10 +74,12 @@ class Examples:
             self._relative_losses,
             dev={"dev": dev_batches(config, dev)},
             every=settings.every,
+            optimizer=partial(torch.optim.Adam, lr=_LR, weight_decay=_FADING),
             features=self._rows,
             dev_loss=self.dev_loss,
             decay=settings.decay,
             replay=settings.replay,
+            inner_steps=_INNER_STEPS,
             params=_parameters(model, settings.parameters),
             seed=config.train.seed,
         )
