@@ -280,9 +280,9 @@ class ExampleScorer:
 
         Tensors are under "tensors", flat; all the rest are plain values that survive JSON.
         """
-        state = {"steps": self._steps, "dev": self._dev.state_dict(), **self._network.state_dict()}
-        state["tensors"] = state["tensors"] | self._dev.tensors()
-        return state
+        network = self._network.state_dict()
+        tensors = network.pop("tensors") | self._dev.tensors()
+        return {"steps": self._steps, "dev": self._dev.state_dict(), **network, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where the other scorer was. A state that does not fit is an error and changes nothing."""

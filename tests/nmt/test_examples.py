@@ -15,8 +15,9 @@ from multidds.nmt import checkpoints
 from multidds.nmt.batches import assemble
 from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
-from multidds.nmt.examples import EDGES, dev_batches
+from multidds.nmt.examples import EDGES
 from multidds.nmt.pair_numbers import NUMBERS, PairNumbers, per_sentence
+from multidds.nmt.probes import dev_batches
 from multidds.nmt.report import report
 from multidds.nmt.train import Training, train
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from multidds import ExampleScorer
 
-from .batches import Batch, Item, Sentences, assemble, packed, parts_of_draw
+from .batches import Batch, Sentences
 from .config import Config
 from .pair_numbers import PairNumbers, per_sentence, sentence_of
+from .probes import DevPart, dev_batches
 from .processes import Processes
 from .records import ExampleFacts, Scored
 
@@ -27,7 +28,6 @@ _LARGEST = 1e6
 _LR, _FADING, _INNER_STEPS = 0.01, 0.01, 20  # of the scorer's network at each update; _FADING: its weight decay
 
 Losses = Callable[[nn.Module, Batch], Tensor]  # of target tokens: [R]
-DevPart = tuple[Batch, Batch | None]  # of a dev batch, and its targets behind other sources
 
 
 def make_examples(
@@ -216,38 +216,3 @@ def _parameters(model: nn.Module, which: str) -> list[nn.Parameter] | None:
         return None
     reads = ("source_embedding", "encoder", "cross")
     return [p for name, p in model.named_parameters() if any(word in name for word in reads)]
-
-
-def dev_batches(config: Config, dev: Mapping[str, Sentences]) -> Callable[[torch.Generator], list[DevPart]]:
-    """A source of dev batches of all dev sets together, each drawn as its priority says, or all alike.
-
-    In parts; where `contrast` asks for it, each with the same targets behind other sources.
-    """
-    priority = config.mixture.priority
-    weights = [priority.get(name, 0.0) if isinstance(priority, dict) else 1.0 for name in dev]
-    sets, shares = list(dev.values()), torch.tensor(weights, dtype=torch.float64)
-    tokens = config.examples.probe_tokens
-    mean = float(np.average([float(sentences.lengths.mean()) for sentences in sets], weights=weights))
-    count = max(1, round(tokens / mean))
-
-    def draw(generator: torch.Generator) -> list[DevPart]:
-        places = torch.multinomial(shares, count, replacement=True, generator=generator).tolist()
-        numbers = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
-        items = [(sets[k], int(u * len(sets[k]))) for k, u in zip(places, numbers, strict=True)]
-        parts = parts_of_draw(items, tokens)
-        return [(assemble(part), _shuffled(part) if config.examples.contrast else None) for part in parts]
-
-    return draw
-
-
-def _shuffled(items: list[Item]) -> Batch:
-    """The targets of sentence pairs in their order, each behind another source, of the same dev set if there is one."""
-    names = [sentences.name for sentences, _ in items]
-    by_set = sorted(range(len(items)), key=lambda k: names[k])
-    runs = {name: [k for k in by_set if names[k] == name] for name in dict.fromkeys(names)}
-    after = dict(zip(by_set, [*by_set[1:], *by_set[:1]], strict=True))
-    for places in runs.values():
-        if len(places) > 1:
-            after |= dict(zip(places, [*places[1:], *places[:1]], strict=True))
-    sides = [sentences.tokens(i) for sentences, i in items]
-    return packed([sides[after[k]][0] for k in range(len(items))], [target for _, target in sides])
