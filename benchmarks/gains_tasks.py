@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from multidds import Mixture
-from multidds.nmt.batches import Batch, Sentences, Stream, evaluation_batches, probe_batches
+from multidds.nmt.batches import Batch, Sentences, Stream, evaluation_batches
 from multidds.nmt.config import Config
 from multidds.nmt.model import make_model
 from multidds.nmt.prepare import Prepared
+from multidds.nmt.probes import probe_batches
 from multidds.nmt.schedule import learning_rate
 
 

@@ -18,11 +18,12 @@ import torch
 from multidds import Mixture
 from multidds.nmt.allocator import keep_freed_memory
 from multidds.nmt.averaging import AveragedWeights
-from multidds.nmt.batches import Sentences, Stream, evaluation_batches, probe_batches
+from multidds.nmt.batches import Sentences, Stream, evaluation_batches
 from multidds.nmt.config import Config, load_config
 from multidds.nmt.model import Transformer
 from multidds.nmt.objectives import OBJECTIVES
 from multidds.nmt.prepare import Prepared
+from multidds.nmt.probes import probe_batches
 from multidds.nmt.validation import measure
 
 CPU = torch.device("cpu")

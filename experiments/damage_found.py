@@ -96,7 +96,7 @@ def judged(folder: Path, corpus: Path) -> dict[str, object]:
 
 
 def by_kind(score: np.ndarray, kind: np.ndarray, sharpness: float) -> dict[str, object]:
-    weights = np.exp(sharpness * score)
+    weights = np.exp(sharpness * np.minimum(score, 0))
     found: dict[str, object] = {"auc of score": auc(-score, kind != "right")}
     for one in KINDS[1:]:
         among = (kind == one) | (kind == "right")

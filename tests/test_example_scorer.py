@@ -47,8 +47,7 @@ def features(batch):
 
 
 DEV = {"a": [batch(50, 9)], "b": [batch(51, 9)]}
-PLAIN = {"direction": "gradient", "decay": 0, "optimizer": partial(torch.optim.SGD, lr=0.5)}
-PAPER = {"decay": 0, "replay": 1, "inner_steps": 1}
+PLAIN = {"direction": "gradient", "optimizer": partial(torch.optim.SGD, lr=0.5)}
 
 
 def scorer_of(model, network="own", **kwargs):
@@ -164,19 +163,15 @@ def test_an_update_is_that_of_the_paper():
 def test_weights_have_mean_1_and_probabilities_sum_to_1_without_gradient():
     model, given = mlp(), batch(1, 12)
     for network, extra in (("own", {}), (None, {"features": features}), (None, {})):
-        scorer = scorer_of(model, network, **extra, replay=1)
+        scorer = scorer_of(model, network, **extra)
         scorer.step(given)
         weights, probabilities = scorer.weights(given), scorer.probabilities(given)
         assert weights.shape == probabilities.shape == (12,)
         assert not weights.requires_grad
         assert weights.mean().item() == pytest.approx(1)
         assert probabilities.sum().item() == pytest.approx(1)
+        assert weights.tolist() == pytest.approx((12 * probabilities).tolist())
         assert weights.std() > 0
-        if network == "own":
-            assert weights.tolist() == pytest.approx((12 * probabilities).tolist())
-        else:
-            trust = scorer.trust(given)
-            assert weights.tolist() == pytest.approx((trust / trust.mean()).tolist())
 
 
 def test_the_small_network_begins_with_equal_weights():
@@ -185,7 +180,7 @@ def test_the_small_network_begins_with_equal_weights():
 
 
 def test_trust_is_1_above_the_median_and_the_odds_below_it():
-    scorer, given = scorer_of(mlp(), None, features=features, replay=1), batch(1, 13)
+    scorer, given = scorer_of(mlp(), None, features=features), batch(1, 13)
     scorer.step(given)
     each = losses(mlp(), given)
     scores, trust = scorer.scores(given, each), scorer.trust(given, each)
@@ -198,12 +193,12 @@ def test_trust_is_1_above_the_median_and_the_odds_below_it():
         scorer_of(mlp()).trust(given)
 
 
-def test_all_count_the_same_until_replay_updates_are_there():
+def test_all_are_trusted_until_replay_updates_are_there():
     scorer, given = scorer_of(mlp(), None, replay=3), batch(1, 12)
     for _ in range(3):
-        assert scorer.weights(given).tolist() == [1.0] * 12
+        assert scorer.trust(given).tolist() == [1.0] * 12
         scorer.step(given)
-    assert scorer.weights(given).std() > 0
+    assert scorer.trust(given).std() > 0
 
 
 def test_directions_are_averaged_over_updates():
@@ -213,7 +208,7 @@ def test_directions_are_averaged_over_updates():
     first, second = (reference.gradient(model, loss, [batch(seed, 9)]) for seed in (50, 51))
     for decay in (0.0, 0.7):
         turns = iter([batch(50, 9), batch(51, 9)])
-        scorer = scorer_of(model, dev={"dev": lambda generator, turns=turns: next(turns)}, **{**PLAIN, "decay": decay})
+        scorer = scorer_of(model, dev={"dev": lambda generator, turns=turns: next(turns)}, decay=decay, **PLAIN)
         scorer.update(given)
         expected = reference.example_rewards(model, losses, given, second + decay * first)
         assert scorer.update(given).rewards.tolist() == pytest.approx(expected, abs=1e-8)
@@ -230,11 +225,12 @@ def test_the_small_network_learns_from_recent_updates_in_several_steps():
             naive = copy.deepcopy(scorer.network)
         update = scorer.update(given)
         numbers = torch.cat([features(given).double(), update.losses[:, None]], dim=1)
-        kept.append((numbers, update.rewards / update.rewards.square().mean().sqrt()))
+        kept.append((numbers, update.rewards))
     naive.standard.load_state_dict(scorer.network.standard.state_dict())
     numbers, rewards = (torch.cat(parts) for parts in zip(*kept, strict=True))
     for _ in range(3):
-        reference.example_scorer_step(naive, numbers, rewards.clamp(-3, 3).tolist(), lr=0.5)
+        scaled = (rewards / rewards.square().mean().sqrt()).clamp(-3, 3)
+        reference.example_scorer_step(naive, numbers, scaled.tolist(), lr=0.5)
     for name, expected in naive.named_parameters():
         found = dict(scorer.network.named_parameters())[name]
         assert found.flatten().tolist() == pytest.approx(expected.flatten().tolist(), abs=1e-5), name
@@ -247,7 +243,7 @@ def test_losses_that_are_at_hand_are_not_made_again():
         calls.append(1)
         return losses(model, batch)
 
-    scorer = ExampleScorer(None, model, counted, dev=DEV, every=2, mode="eval", replay=1)
+    scorer = ExampleScorer(None, model, counted, dev=DEV, every=2, mode="eval")
     scorer.update(given)
     calls.clear()
     by_hand = scorer.weights(given, losses(model, given))
@@ -310,7 +306,8 @@ def training(steps, network=None, state=None, folder=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dev = {"f": batches_of(dataset(30, seed=1), 6), "l": [batch(i, 5) for i in range(4)]}
     own = Network() if network else None
-    chosen = {} if network else {"features": features, "priority": "low"}
+    chosen = {} if network else {"features": features, "priority": "low", "replay": 3, "inner_steps": 2}
+    chosen["decay"] = 0.5
     scorer = ExampleScorer(own, model, losses, dev=dev, every=3, **chosen)
     first = 0
     if state is not None:

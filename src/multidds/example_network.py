@@ -1,7 +1,7 @@
 """The network that scores examples, the optimizer that moves it along R grad log P, and the state of both.
 
 A network of the user takes one step per update, as in the paper. The small one, over numbers that are cheap to keep,
-learns from those of recent updates too (`recent`), in several steps: rewards of single examples are mostly noise.
+can learn from those of recent updates too (`recent`), in several steps: rewards of single examples are mostly noise.
 It knows nothing of the model that is trained: rewards and losses of examples are given to it.
 """
 
@@ -21,7 +21,7 @@ Features: TypeAlias = Callable[[Any], Tensor]
 OptimizerOf: TypeAlias = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 _OWNER = "ExampleScorer"
 _OWN_LR = 1e-3  # of the user's network
-_LR, _DECAY = 1e-2, 1e-2  # of the small one, and of its weights: what rewards do not hold up fades
+_LR = 3e-3  # of the small one
 
 
 class ExampleNetwork:
@@ -40,7 +40,7 @@ class ExampleNetwork:
         self._recent, self._inner_steps = RecentRewards(replay), inner_steps
         self.by_loss = network is None  # whether scores need the losses of the examples
         self._network = network  # the default one begins when it is known how many features there are
-        self._optimizer = None if network is None else _started(network, optimizer, _OWN_LR, 0.0)
+        self._optimizer = None if network is None else _started(network, optimizer, _OWN_LR)
 
     @property
     def network(self) -> nn.Module | None:
@@ -101,7 +101,7 @@ class ExampleNetwork:
 
     def _begin(self, count: int, device: torch.device) -> None:
         self._network = FeatureNetwork(count, self._seed).to(device)
-        self._optimizer = _started(self._network, self._optimizer_of, _LR, _DECAY)
+        self._optimizer = _started(self._network, self._optimizer_of, _LR)
 
     def meet(self, rows: Tensor | None, losses: Tensor, replicas: Replicas) -> None:
         """For the default network: let running statistics see a batch, that of all replicas."""
@@ -214,7 +214,7 @@ class ExampleNetwork:
         shapes = {name: tuple(t.shape) for name, t in own.state_dict().items()}
         if shapes != {name: tuple(t.shape) for name, t in saved.items()}:
             raise ValueError(f"{_OWNER}: the network of the state has other parameters.")
-        name = type(self._optimizer or _started(own, self._optimizer_of, _LR, _DECAY)).__name__
+        name = type(self._optimizer or _started(own, self._optimizer_of, _LR)).__name__
         if state["optimizer"] != name:
             raise ValueError(f"{_OWNER}: the state is of the optimizer {state['optimizer']}, but this one has {name}.")
 
@@ -239,12 +239,12 @@ class ExampleNetwork:
         self._recent.load_state_dict({"examples": state["recent"]}, tensors, device)
 
 
-def _started(network: nn.Module, optimizer: OptimizerOf | None, lr: float, decay: float) -> torch.optim.Optimizer:
+def _started(network: nn.Module, optimizer: OptimizerOf | None, lr: float) -> torch.optim.Optimizer:
     params = [p for p in network.parameters() if p.requires_grad]
     if not params:
         raise ValueError(f"{_OWNER}: the network has no trainable parameters.")
     if optimizer is None:
-        return torch.optim.Adam(params, lr=lr, weight_decay=decay)
+        return torch.optim.Adam(params, lr=lr)
     made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer(params)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"{_OWNER}: optimizer(params) must return a torch optimizer, got {type(made).__name__}.")

@@ -56,7 +56,7 @@ class ExampleScorer:
     dev: {name: source of dev batches}, as for `Balancer`: clean examples of what the model should do.
     every: optimizer steps between updates.
     optimizer: for the network's parameters: a torch optimizer, or a function params -> optimizer. None: Adam, with a
-        learning rate of 0.001, or for the small network 0.01, with a weight decay of 0.01.
+        learning rate of 0.001, or 0.003 for the small network.
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
     features: for the small network: features(batch) -> [B, F], numbers that describe the examples. They are
         standardised by running statistics. None: it sees the loss alone.
@@ -65,8 +65,8 @@ class ExampleScorer:
         parameters do not drown the others; "gradient": v, the sum of the weighted dev gradients, as in the paper.
     decay: v is averaged over updates: how much of the average so far stays. 0: v of each update alone, as in the paper.
     replay, inner_steps: the small network learns from the examples of the last `replay` updates, in so many steps of
-        its optimizer at each update; 1 and 1: one step on those of the update, as in the paper. A network of yours
-        always does that.
+        its optimizer at each update. 1 and 1: one step on those of the update, as in the paper and as a network of
+        yours always does.
     batches: dev batches per dev set and update, per process.
     mode: "train" or "eval": whether dropout and similar layers are active in probes.
     eps: how far parameters are moved for the slopes, as a share of the dev loss that this changes; None: by the
@@ -92,9 +92,9 @@ class ExampleScorer:
         features: Features | None = None,
         dev_loss: Loss | None = None,
         direction: str = "balanced",
-        decay: float = 0.9,
-        replay: int = 25,
-        inner_steps: int = 20,
+        decay: float = 0.0,
+        replay: int = 1,
+        inner_steps: int = 1,
         batches: int = 1,
         mode: str = "train",
         eps: float | None = None,
@@ -152,7 +152,8 @@ class ExampleScorer:
     def trust(self, batch: Any, losses: Tensor | None = None) -> Tensor:
         """How far the small network trusts the examples of a batch: 1, or less for scores below the median. # [B]
 
-        It does not depend on the other examples of the batch. Until the network has learned from `replay` updates, 1.
+        The median is that of the last `replay` updates, so that trust does not depend on the rest of the batch; until
+        there are so many it is 1. To multiply losses with where nothing should count for more than the others.
         losses: as in `scores`.
         """
         if not self._network.by_loss:
@@ -161,13 +162,12 @@ class ExampleScorer:
         return scores.clamp_max(0).exp() if self._network.ready else torch.ones_like(scores)
 
     def weights(self, batch: Any, losses: Tensor | None = None) -> Tensor:
-        """What to multiply the losses of the examples of a batch with, mean 1. # [B]
+        """The factors for the losses of the examples of a batch: P(x, y; psi) times B, with mean 1. # [B]
 
-        In proportion to `trust`: nothing counts much more than the others, what does harm counts less. By a network of
-        yours P(x, y; psi) times B. losses: as in `scores`.
+        losses: as in `scores`.
         """
-        raw = self.trust(batch, losses) if self._network.by_loss else self.probabilities(batch, losses)
-        return raw / raw.mean()
+        scores = self.scores(batch, losses)
+        return scores.softmax(0) * len(scores)
 
     def step(self, batch: Any) -> ExampleUpdate | None:
         """Count one optimizer step; after every `every`-th one, learn from the examples of a batch and say how.
@@ -280,9 +280,9 @@ class ExampleScorer:
 
         Tensors are under "tensors", flat; all the rest are plain values that survive JSON.
         """
-        state = {"steps": self._steps, "dev": self._dev.state_dict(), **self._network.state_dict()}
-        state["tensors"] = state["tensors"] | self._dev.tensors()
-        return state
+        network = self._network.state_dict()
+        tensors = network.pop("tensors") | self._dev.tensors()
+        return {"steps": self._steps, "dev": self._dev.state_dict(), **network, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where the other scorer was. A state that does not fit is an error and changes nothing."""

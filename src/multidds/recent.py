@@ -33,8 +33,10 @@ class RecentRewards:
         return torch.cat(numbers), torch.cat(rewards)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """The same, but rewards in root mean squares of all: slopes grow and shrink in a training."""
+        """The same; of several updates, with rewards in root mean squares: slopes grow and shrink in a training."""
         numbers, rewards = self.all()
+        if self.updates == 1:
+            return numbers, rewards
         size = rewards.square().mean().sqrt()
         return numbers, (rewards / size if size > 0 else rewards).clamp(-_FARTHEST, _FARTHEST)
 

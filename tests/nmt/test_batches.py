@@ -5,9 +5,10 @@ import torch
 from toy_runs import small_config
 
 from multidds import Mixture
-from multidds.nmt.batches import Rows, Sentences, Stream, assemble, evaluation_batches, probe_batches
+from multidds.nmt.batches import Rows, Sentences, Stream, assemble, evaluation_batches
 from multidds.nmt.errors import UserError
 from multidds.nmt.prepare import Prepared
+from multidds.nmt.probes import probe_batches
 from multidds.nmt.vocabulary import BEGIN, END, tag_of
 
 

@@ -17,6 +17,8 @@ from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
 from multidds.nmt.examples import EDGES
 from multidds.nmt.pair_numbers import NUMBERS, PairNumbers, per_sentence
+from multidds.nmt.probes import dev_batches
+from multidds.nmt.report import report
 from multidds.nmt.train import Training, train
 
 DDS = ("examples.method=dds", "examples.every=2", "examples.replay=2", "examples.probe_tokens=100")
@@ -135,6 +137,22 @@ def test_records_say_which_sentence_pairs_are_trusted(corpus, monkeypatch, tmp_p
     assert (first["source"], first["target"]) in list(zip(*lines, strict=True))
 
 
+def test_contrast_takes_off_the_gradient_behind_other_sources(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, "model.dropout=0", "examples.contrast=0.5")
+    draw, gradients, values = dev_batches(run.config, run.dev), [], []
+    (own, shuffled), *_ = draw(torch.Generator().manual_seed(0))
+    assert torch.equal(own.target_out, shuffled.target_out)
+    assert sorted(own.source.tolist()) == sorted(shuffled.source.tolist())
+    assert not torch.equal(own.source, shuffled.source)
+    for parts in ([(own, shuffled)], [(own, None)], [(shuffled, None)]):
+        loss = run.examples.dev_loss(run.model, parts)
+        values.append(loss.item())
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))]))
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+    difference = gradients[0] - (gradients[1] - 0.5 * gradients[2])
+    assert difference.norm() < 1e-5 * gradients[0].norm()
+
+
 def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path)
     name, sentences = next(iter(run.data.items()))
@@ -178,3 +196,21 @@ def test_a_copy_is_seen_as_one(corpus, monkeypatch, tmp_path):
 def test_settings_that_cannot_be_are_refused(override, message):
     with pytest.raises(UserError, match=message):
         load_config(TINY, [override])
+
+
+def test_the_report_shows_weights_and_pairs_as_escaped_text(corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(PairNumbers, "text", lambda self, name, i: ("<b>bold & 1</b>", "<script>alert(1)</script>"))
+    train(small_config(corpus, monkeypatch, *DDS), tmp_path / "run", Silent())
+    report([tmp_path / "run"], tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "the sentence pairs that count most and least" in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 16
+    assert "<script>alert(1)" not in page
+    assert "<b>bold" not in page
+    (table,) = (tmp_path / "out" / "tables").glob("*.pairs.*.tex")
+    assert r"bold \& 1" in table.read_text(encoding="utf-8")
+    (weights,) = (tmp_path / "out" / "tables").glob("*.examples.*.csv")
+    rows = [line.split(",") for line in weights.read_text(encoding="utf-8").splitlines()]
+    assert rows[0][:3] == ["dataset", "mean weight", "below 0.1"]
+    (record,) = [r for r in records(tmp_path / "run") if r["kind"] == "examples"]
+    assert [float(count) for count in rows[1][2:]] == next(iter(record["histogram"].values()))

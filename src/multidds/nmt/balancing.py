@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture, Scorer, Update, rewards
 
-from .batches import Batch, Sentences, probe_batches
+from .batches import Batch, Sentences
 from .config import Config, MixtureSettings
 from .errors import UserError
 from .mixed import MixedSentences, sentence_losses, sentences_of
 from .objectives import OBJECTIVES
 from .prior import constant_rewards
+from .probes import probe_batches
 from .processes import Processes
 from .records import AlignmentFacts, Updated
 from .schedule import UPDATES, in_parts, part_budget, probe_shape

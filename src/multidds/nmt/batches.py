@@ -4,7 +4,6 @@ Training batches are cut from a pool of draws sorted by length. A pool is made f
 reaches past the next update of the mixture, so every batch is drawn with the mixture of its moment.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,28 +176,6 @@ def evaluation_items(sentences: Sentences, tokens: int) -> Iterator[list[Item]]:
     yield items
 
 
-def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generator], list[Batch]]:
-    """A source of probe batches of about `tokens` tokens: sentences drawn with replacement.
-
-    A probe batch comes in parts of similar lengths: attention would be mostly padding if it were one. Many parts are
-    slow too; with their number growing like the root a token costs 1.2 times one of training (docs/performance.md).
-    """
-    draws = max(1, round(2 * tokens / (sentences.all_tokens / len(sentences))) + 1)
-
-    def draw(generator: torch.Generator) -> list[Batch]:
-        indices = torch.randint(len(sentences), (draws,), generator=generator, device="cpu").tolist()
-        total = np.cumsum([max(sentences.sizes(i)) for i in indices])
-        items = [(sentences, i) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]]
-        return [assemble(part) for part in parts_of_draw(items, tokens)]
-
-    return draw
-
-
-def parts_of_draw(items: list[Item], tokens: int) -> list[list[Item]]:
-    """The sentences of a probe batch of about `tokens` tokens, similar lengths together."""
-    return _cut(items, min(len(items), math.ceil(math.sqrt(tokens / 256))))
-
-
 class Stream:
     """The training batches of one run: an endless sequence of steps, each a list of batches.
 
@@ -253,7 +230,7 @@ class Stream:
                 f"[train] tokens: a step has {len(items)} sentence pairs, which {among} processes cannot share. Raise "
                 "tokens, or start fewer processes."
             )
-        return _cut(items, min(-(-len(step) // among), len(items) // among) * among)
+        return cut(items, min(-(-len(step) // among), len(items) // among) * among)
 
     @property
     def passes(self) -> dict[str, float]:
@@ -293,7 +270,7 @@ class _MixedBatches:
 
     def batches(self, number: int) -> list[list[Item]]:
         self._draws.rule(self._mixture)
-        return _cut(_drawn(self._items(), number * self._tokens, number), number)
+        return cut(_drawn(self._items(), number * self._tokens, number), number)
 
     def _items(self) -> Iterator[Item]:
         while True:
@@ -357,7 +334,7 @@ class _Shelf:
         items = ((self._sentences, self._order[i]) for i in count(self._drawn))
         drawn = _drawn(items, self._count * self._tokens, self._count)
         self._before, self._drawn = self._drawn, self._drawn + len(drawn)
-        self._batches, self._taken = _shuffled(_cut(drawn, self._count), self._seed, self._before), 0
+        self._batches, self._taken = _shuffled(cut(drawn, self._count), self._seed, self._before), 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": self._before, "taken": self._taken if self._batches else None, "examples": self.examples}
@@ -386,7 +363,7 @@ def _shuffled(batches: list[list[Item]], seed: int, position: int) -> list[list[
     return [batches[i] for i in np.random.default_rng([seed, position]).permutation(len(batches))]
 
 
-def _cut(items: list[Item], count: int) -> list[list[Item]]:
+def cut(items: list[Item], count: int) -> list[list[Item]]:
     """Sorted by length and cut into exactly `count` batches, of as few padded tokens each as that allows."""
     sources, targets = np.array([s.sizes(i) for s, i in items], np.int32).T
     longer = np.maximum(sources, targets)

@@ -240,15 +240,12 @@ class ExamplesSettings(Section):
     method: Literal["none", "dds", "highest-losses"] = "none"
     every: Positive = 10
     probe_tokens: Positive = 1000
-    parameters: Literal["source", "inner", "all"] = "source"
-    contrast: AtLeast0 = 1.0
+    parameters: Literal["source", "all"] = "source"
+    contrast: AtLeast0 = 0.0
     sharpness: Above0 = 1.0
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    decay: Share = 0.9
     replay: Positive = 25
-    inner_steps: Positive = 20
-    lr: Above0 = 0.01
-    weight_decay: AtLeast0 = 0.01
-    drop: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    drop: Share = 0.3
 
 
 class Translate(Section):

@@ -6,6 +6,7 @@ Weights are learned (`ExampleScorer`: DDS), or 0 for the highest losses of each 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,17 @@ from torch import Tensor, nn
 
 from multidds import ExampleScorer
 
-from .batches import Batch, Item, Sentences, assemble, packed, parts_of_draw
+from .batches import Batch, Sentences
 from .config import Config
 from .pair_numbers import PairNumbers, per_sentence, sentence_of
+from .probes import DevPart, dev_batches
 from .processes import Processes
 from .records import ExampleFacts, Scored
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # between the bins of weights
 SHOWN = 8  # sentence pairs of the highest and of the lowest weights, in a record
 _LARGEST = 1e6
+_LR, _FADING, _INNER_STEPS = 0.01, 0.01, 20  # of the scorer's network at each update; _FADING: its weight decay
 
 Losses = Callable[[nn.Module, Batch], Tensor]  # of target tokens: [R]
 
@@ -69,14 +72,14 @@ class Examples:
             None,
             model,
             self._relative_losses,
-            dev={"dev": _dev_batches(config, dev)},
+            dev={"dev": dev_batches(config, dev)},
             every=settings.every,
-            optimizer=lambda params: torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay),
+            optimizer=partial(torch.optim.Adam, lr=_LR, weight_decay=_FADING),
             features=self._rows,
-            dev_loss=self._dev_loss,
+            dev_loss=self.dev_loss,
             decay=settings.decay,
             replay=settings.replay,
-            inner_steps=settings.inner_steps,
+            inner_steps=_INNER_STEPS,
             params=_parameters(model, settings.parameters),
             seed=config.train.seed,
         )
@@ -94,14 +97,18 @@ class Examples:
         means = per_sentence(batch, token_losses)
         return means - self._numbers.usual_losses(batch).to(means)
 
-    def _dev_loss(self, model: nn.Module, parts: list[tuple[Batch, Batch]]) -> Tensor:
-        """How much better targets fit other sources than their own, by the mean loss of their tokens. []
+    def dev_loss(self, model: nn.Module, parts: list[DevPart]) -> Tensor:
+        """The mean loss of target tokens; its gradient less `contrast` times that of the loss behind other sources. []
 
-        That is what only right pairs teach: wrong ones teach the target language, too.
+        The difference is what only right pairs teach: wrong ones teach the target language, too.
         """
-        own, other = (sum((self._losses(model, both[k]).sum() for both in parts), torch.zeros(())) for k in (0, 1))
-        rise = self._settings.contrast * (other - other.detach())  # the value stays the loss of the pairs themselves
-        return (own - rise) / sum(batch.tokens for batch, _ in parts)
+        total = torch.zeros(())
+        for own, shuffled in parts:
+            total = total + self._losses(model, own).sum()
+            if shuffled is not None:
+                other = self._losses(model, shuffled).sum()
+                total = total - self._settings.contrast * (other - other.detach())
+        return total / sum(own.tokens for own, _ in parts)
 
     # ------------------------------------------------------------------------------------------ a step
 
@@ -207,43 +214,5 @@ def _parameters(model: nn.Module, which: str) -> list[nn.Parameter] | None:
     """ "source": what reads the source. The rest of the model learns the target language, from wrong targets too."""
     if which == "all":
         return None
-    if which == "inner":
-        return [p for name, p in model.named_parameters() if "target_embedding" not in name]
     reads = ("source_embedding", "encoder", "cross")
     return [p for name, p in model.named_parameters() if any(word in name for word in reads)]
-
-
-def _dev_batches(
-    config: Config, dev: Mapping[str, Sentences]
-) -> Callable[[torch.Generator], list[tuple[Batch, Batch]]]:
-    """A source of dev batches of all dev sets together, each drawn as its priority says, or all alike.
-
-    In parts, each with the same targets behind other sources: of other sentences of its dev set, if there are any.
-    """
-    priority = config.mixture.priority
-    weights = [priority.get(name, 0.0) if isinstance(priority, dict) else 1.0 for name in dev]
-    sets, shares = list(dev.values()), torch.tensor(weights, dtype=torch.float64)
-    tokens = config.examples.probe_tokens
-    mean = float(np.average([float(sentences.lengths.mean()) for sentences in sets], weights=weights))
-    count = max(1, round(tokens / mean))
-
-    def draw(generator: torch.Generator) -> list[tuple[Batch, Batch]]:
-        places = torch.multinomial(shares, count, replacement=True, generator=generator).tolist()
-        numbers = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
-        items = [(sets[k], int(u * len(sets[k]))) for k, u in zip(places, numbers, strict=True)]
-        return [(assemble(part), _shuffled(part)) for part in parts_of_draw(items, tokens)]
-
-    return draw
-
-
-def _shuffled(items: list[Item]) -> Batch:
-    """The targets of sentence pairs in their order, each behind the source of another one."""
-    names = [sentences.name for sentences, _ in items]
-    by_set = sorted(range(len(items)), key=lambda k: names[k])
-    runs = {name: [k for k in by_set if names[k] == name] for name in dict.fromkeys(names)}
-    after = dict(zip(by_set, [*by_set[1:], *by_set[:1]], strict=True))
-    for places in runs.values():
-        if len(places) > 1:
-            after |= dict(zip(places, [*places[1:], *places[:1]], strict=True))
-    sides = [sentences.tokens(i) for sentences, i in items]
-    return packed([sides[after[k]][0] for k in range(len(items))], [target for _, target in sides])

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batches import Batch, Item, Sentences, assemble, probe_batches
+from .batches import Batch, Item, Sentences, assemble
 from .config import Config
+from .probes import probe_batches
 
 
 @dataclass(frozen=True)

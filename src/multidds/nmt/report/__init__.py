@@ -25,6 +25,7 @@ from ..scores import scores_of_both
 from . import tables
 from .courses import Course, Panel, Row, groups_of, rows_of
 from .drawing import Figure, saved
+from .examples import example_tables
 from .figures import figures_of
 from .mixtures import mixtures
 from .runs import Setting, course_of, found_in, settings_of
@@ -111,6 +112,7 @@ def _of_setting(
     section = Section(setting.name, _tiles(courses[:1], compared), rows_of(courses))
     section.scores = compared if compared.rows else None
     section.tables = [table for table in (tables.all_methods(setting), tables.datasets(setting)) if table.rows]
+    section.tables += example_tables(setting)
     for figure in figures_of(setting):
         if figure.canvas is not None:
             say(f"drawing {figure.title}")
