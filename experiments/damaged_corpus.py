@@ -41,6 +41,9 @@ def main() -> None:
     parser.add_argument("--damaged", required=True, help="those of them whose training pairs are damaged")
     parser.add_argument("--others", type=float, default=0.3, help="share of targets that are another sentence's")
     parser.add_argument("--copies", type=float, default=0.1, help="share of targets that are copies of the source")
+    parser.add_argument(
+        "--leave-out", action="store_true", help="leave the damaged pairs out, as a perfect filter would"
+    )
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     for language in given.languages.split(","):
@@ -50,6 +53,9 @@ def main() -> None:
         lines = pairs(source, "train", language)
         shares = (given.others, given.copies) if language in given.damaged.split(",") else (0.0, 0.0)
         lines, kinds = damaged(lines, *shares, seed=f"{given.seed}:{language}")
+        if given.leave_out:
+            lines = [line for line, kind in zip(lines, kinds, strict=True) if kind == "right"]
+            kinds = ["right"] * len(lines)
         write(target, "train", language, lines)
         (target / "train.damage").write_text("".join(f"{kind}\n" for kind in kinds), encoding="utf-8")
         print(f"{language}: {len(lines)} training pairs, {kinds.count('other')} others, {kinds.count('copy')} copies")
