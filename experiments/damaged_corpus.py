@@ -41,9 +41,7 @@ def main() -> None:
     parser.add_argument("--damaged", required=True, help="those of them whose training pairs are damaged")
     parser.add_argument("--others", type=float, default=0.3, help="share of targets that are another sentence's")
     parser.add_argument("--copies", type=float, default=0.1, help="share of targets that are copies of the source")
-    parser.add_argument(
-        "--leave-out", action="store_true", help="leave the damaged pairs out, as a perfect filter would"
-    )
+    parser.add_argument("--leave-out", action="store_true", help="leave damaged pairs out, as a perfect filter would")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     for language in given.languages.split(","):
