@@ -187,3 +187,10 @@ def test_fuzzed_configs_are_valid_or_one_clear_line(changes, whole):
         except UserError as error:
             assert str(error).startswith("r.toml: ")
             assert "\n" not in str(error)
+
+
+def test_a_long_value_is_shown_in_part():
+    table = {"data": {"folder": "x", "pairs": ["a-b"], "train": "t", "dev": "d", "max_ratio": "0 # " * 2000}}
+    with pytest.raises(UserError, match=r"max_ratio: .* valid number, but it is '0 # .*\.\.\..* # '\.$") as found:
+        parse_config(table, "r.toml")
+    assert len(str(found.value)) < 200

@@ -6,6 +6,7 @@ Owns what a config may say, and the sentences that users get when it says someth
 import difflib
 import math
 import re
+import reprlib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -389,7 +390,7 @@ def sentence(error: ValidationError, root: type[Section] = Config) -> str:
         section_name = f"[{place[0]}] " if place and not message.startswith("[") else ""
         return f"{section_name}{message}" + ("" if message.endswith((".", "?")) else ".")
     got = problem["input"]
-    shown = repr(got) if isinstance(got, (str, int, float, bool)) else type(got).__name__
+    shown = reprlib.repr(got) if isinstance(got, (str, int, float, bool)) else type(got).__name__  # not a whole file
     return f"{where}{place[-1]}: {message[0].lower()}{message[1:]}, but it is {shown}."
 
 
