@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture, Scorer, Update, rewards
 
-from .batches import Batch, Sentences
+from .batches import Batch
 from .config import Config, MixtureSettings
 from .errors import UserError
 from .mixed import MixedSentences, sentence_losses, sentences_of
@@ -19,6 +19,7 @@ from .probes import probe_batches
 from .processes import Processes
 from .records import AlignmentFacts, Updated
 from .schedule import UPDATES, in_parts, part_budget, probe_shape
+from .sentences import Sentences
 
 Reward = Callable[[Alignment, Tensor], Tensor]
 

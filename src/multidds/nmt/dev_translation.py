@@ -12,10 +12,10 @@ import ctranslate2
 from sacrebleu.metrics.bleu import BLEU
 from torch import Tensor
 
-from .batches import Sentences
 from .config import Config
 from .errors import UserError
 from .processes import Processes
+from .sentences import Sentences
 from .translate import begin, convert, open_model, text_of
 
 _FOLDER = "validation.partial"  # of the converted model, while it is being loaded

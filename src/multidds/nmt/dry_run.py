@@ -7,13 +7,13 @@ from rich.console import Console
 
 from multidds import Mixture
 
-from .batches import Sentences
 from .config import Config
 from .display import escaped, new_table
 from .model import make_model
 from .prepare import Prepared
 from .prior import prior_of
 from .schedule import planned_sentences, planned_steps, probe_passes, probe_share, within_budget
+from .sentences import Sentences
 
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
 

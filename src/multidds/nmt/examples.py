@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from multidds import ExampleScorer
 
-from .batches import Batch, Sentences
+from .batches import Batch
 from .config import Config
 from .pair_numbers import PairNumbers, per_sentence, sentence_of
 from .probes import DevPart, dev_batches
 from .processes import Processes
 from .records import ExampleFacts, Scored
+from .sentences import Sentences
 
 EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # between the bins of weights
 SHOWN = 8  # sentence pairs of the highest and of the lowest weights, in a record

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batches import Batch, Item, Sentences, assemble
+from .batches import Batch, assemble
 from .config import Config
 from .probes import probe_batches
+from .sentences import Item, Sentences
 
 
 @dataclass(frozen=True)

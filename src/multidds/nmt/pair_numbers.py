@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batches import Batch, Sentences
+from .batches import Batch
+from .sentences import Sentences
 from .vocabulary import END
 
 NUMBERS = (

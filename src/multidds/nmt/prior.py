@@ -8,9 +8,9 @@ from torch import Tensor
 
 from multidds import Alignment, Mixture, Schedule
 
-from .batches import Sentences
 from .config import Config
 from .schedule import planned_sentences, planned_steps
+from .sentences import Sentences
 
 
 def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Sentences]) -> Mixture:

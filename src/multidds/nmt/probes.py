@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from .batches import Batch, Item, Sentences, assemble, cut, packed
+from .batches import Batch, assemble, cut, packed
 from .config import Config
+from .sentences import Item, Sentences
 
 DevPart = tuple[Batch, Batch | None]  # of a dev batch, and its targets behind other sources
 
@@ -43,7 +44,7 @@ def dev_batches(config: Config, dev: Mapping[str, Sentences]) -> Callable[[torch
     weights = [priority.get(name, 0.0) if isinstance(priority, dict) else 1.0 for name in dev]
     sets, shares = list(dev.values()), torch.tensor(weights, dtype=torch.float64)
     tokens = config.examples.probe_tokens
-    mean = float(np.average([float(sentences.lengths.mean()) for sentences in sets], weights=weights))
+    mean = float(np.average([sentences.all_tokens / len(sentences) for sentences in sets], weights=weights))
     count = max(1, round(tokens / mean))
 
     def draw(generator: torch.Generator) -> list[DevPart]:

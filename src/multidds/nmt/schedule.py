@@ -7,9 +7,9 @@ resuming takes it from there, so that a longer training does not change the past
 import math
 from collections.abc import Mapping
 
-from .batches import Sentences
 from .config import Config, MixtureSettings
 from .errors import UserError
+from .sentences import Sentences
 
 UPDATES = 50  # wanted in a training: with more, probes grow; with fewer, an update looks at a part of many pairs
 FEW = 16  # pairs, of which every update looks at all

@@ -20,7 +20,7 @@ from . import checkpoints
 from .allocator import keep_freed_memory
 from .averaging import AveragedWeights
 from .balancing import make_balancer, record_of
-from .batches import Batch, Sentences, Stream, assemble
+from .batches import Batch, Stream, assemble
 from .config import Config, read_run
 from .device import compiler_errors, device_of
 from .examples import make_examples
@@ -34,6 +34,7 @@ from .records import AnyRecord, Started, Stepped, Validated, check_free
 from .resuming import load, saved
 from .run_folder import check_beside, check_run_folder, open_run
 from .schedule import learning_rate, planned_steps, within_budget
+from .sentences import Sentences
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
 

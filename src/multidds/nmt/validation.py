@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batches import Batch, Sentences, assemble, evaluation_items
+from .batches import Batch, assemble, evaluation_items
 from .model import Transformer
 from .processes import Processes
+from .sentences import Sentences
 
 ORDERS = (1, 2, 3, 4)  # the lengths of the n-grams, as in BLEU
 MEASURES = {  # [train] select -> what its value is called
