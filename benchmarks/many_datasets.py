@@ -2,6 +2,7 @@
 
     python benchmarks/many_datasets.py quadratic    a world with a known answer: 10,000 quadratic losses
     python benchmarks/many_datasets.py text         rewards of 1,000 sources of real text against a full probe
+    python benchmarks/many_datasets.py moments      how full probes of such sources agree from moment to moment
     python benchmarks/many_datasets.py scale        construction, draws, updates and states with 10,000 names
 
 **quadratic.** Dataset i has the loss |theta - c_i|^2 / 2 (of examples c_i + noise), dev set k |theta - g_k|^2 / 2. With
@@ -19,21 +20,14 @@ import argparse
 import json
 import logging
 import math
-import pydoc_data.topics
-import statistics
 import time
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scaling import LENGTH, Transformer, loss
+from many_texts import moments, text
 from torch import Tensor, nn
 
-from multidds import Anchored, Balancer, Mixture, MixtureSampler, Scorer, batches_of
-from multidds.mixed_probes import MixedProbes
-from multidds.probing import Prober
-from multidds.sources import ProbeSources
+from multidds import Anchored, Balancer, Mixture, MixtureSampler
 
 # ---------------------------------------------------------------------------------------------- quadratic losses
 
@@ -141,112 +135,6 @@ def marks(updates: int) -> list[int]:
     return [u for u in (1, 3, 10, 30, 100, 300, 1000) if u <= updates]
 
 
-# ---------------------------------------------------------------------------------------------- real text
-
-
-def texts(count: int, size: int) -> list[Tensor]:
-    """Stretches of the sources and the documentation of Python's standard library, one for each dataset."""
-    root = Path(json.__file__).parent.parent
-    stretches = []
-    for path in sorted(root.rglob("*.py")):
-        text = path.read_bytes()
-        stretches += [text[i : i + size] for i in range(0, len(text) - size, size)]
-    stretches += [t.encode()[:size] for _, t in sorted(pydoc_data.topics.topics.items()) if len(t) >= size]
-    if len(stretches) < count:
-        raise SystemExit(f"There are only {len(stretches)} stretches of {size} bytes.")
-    chosen = [stretches[i * len(stretches) // count] for i in range(count)]
-    return [torch.frombuffer(bytearray(text), dtype=torch.uint8).long() for text in chosen]
-
-
-class Windows(torch.utils.data.Dataset[Tensor]):
-    def __init__(self, text: Tensor) -> None:
-        self._text = text
-
-    def __len__(self) -> int:
-        return len(self._text) - LENGTH - 1
-
-    def __getitem__(self, i: int) -> Tensor:
-        return self._text[i : i + LENGTH + 1]
-
-
-def example_losses(model: nn.Module, ids: Tensor) -> Tensor:
-    each = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    return each.view(len(ids), -1).mean(1)
-
-
-def stacked(examples: list[Tensor]) -> Tensor:
-    return torch.stack(examples)
-
-
-def correlation(one: dict[str, float], other: dict[str, float]) -> float:
-    return float(np.corrcoef(list(one.values()), [other[name] for name in one])[0, 1])
-
-
-def text(n: int, updates: int, passes: int, batch: int, between: int, warm: int) -> None:
-    """The rewards that the mixture goes by, after some updates in parts, against full probes at the same parameters."""
-    torch.manual_seed(0)
-    names = [f"t{i:04}" for i in range(n)]
-    data = dict(zip(names, texts(n, 6000), strict=True))
-    half = {name: (whole[: len(whole) // 2], whole[len(whole) // 2 :]) for name, whole in data.items()}
-    train = {name: batches_of(Windows(a), batch, stacked) for name, (a, _) in half.items()}
-    dev = {name: batches_of(Windows(b), batch, stacked) for name, (_, b) in half.items()}
-    model = Transformer(width=32, layers=2, heads=4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(1)
-
-    def learn(steps: int) -> None:
-        for _ in range(steps):
-            drawn = [names[i] for i in torch.randint(n, (batch,), generator=generator).tolist()]
-            ids = torch.stack([train[name].examples(generator, 1)[0] for name in drawn])
-            loss(model, ids).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    learn(warm)
-    options: dict[str, Any] = {"train": train, "dev": dev, "steps": 50 * passes, "budget": 1.0}
-    kinds = {
-        "mixed batches": Balancer(Mixture.uniform(names), model, loss, losses=example_losses, **options),
-        "gradients of a part": Balancer(Mixture.uniform(names), model, loss, **options),
-    }
-    took: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for number in range(updates):
-        learn(between if number else 0)
-        for kind, balancer in kinds.items():
-            began = time.process_time()
-            balancer.update()
-            took[kind].append(time.process_time() - began)
-    began = time.process_time()
-    learn(20)
-    step = (time.process_time() - began) / 20
-    for balancer in kinds.values():  # where the parameters are now
-        balancer.update()
-    full: dict[str, list[dict[str, float]]] = {"cosines": [], "slopes": []}
-    for seed in (11, 12):
-        probing = {"train": train, "dev": dev, "seed": seed}
-        whole = Balancer(Mixture.uniform(names), model, loss, every=1, batches=2, scorer=Scorer(), **probing)
-        full["cosines"].append(whole.update().rewards)
-        sources = ProbeSources("benchmark", {"train": train, "dev": dev}, seed)
-        prober = Prober(model, loss, None, "train", seed, owner="benchmark")
-        each = MixedProbes(prober, example_losses, sources, 2 * n, 2 * n, None)
-        with prober.invisible():
-            full["slopes"].append(each.estimate(sources, tuple(names), dict.fromkeys(names, 1 / n), 0).rewards)
-        print(f"full probe {seed} done", flush=True)
-    print(
-        f"{n} sources of 3,000 bytes, {sum(p.numel() for p in model.parameters()):,} parameters, {warm} steps before,"
-    )
-    print(f"{updates + 1} updates of {passes} probe batches of {batch} windows, {between} steps between them.")
-    for kind, (one, other) in full.items():
-        print(f"  two full probes (2 batches of every set), {kind}: correlation {correlation(one, other):.3f}")
-    for kind, balancer in kinds.items():
-        used = balancer.history[-1].rewards
-        seen = sum(1 for looks in balancer._estimates.looks if looks)  # type: ignore[union-attr]
-        print(f"  {kind}: {seen} of {n} seen, an update is {statistics.median(took[kind]) / step:.1f} steps")
-        for of, probes in full.items():
-            between_full = correlation(*probes)
-            with_full = statistics.fmean(correlation(used, probe) for probe in probes)
-            print(f"    with full {of}: {with_full:.3f}, {with_full / between_full:.2f} times as well as two of those")
-
-
 # ---------------------------------------------------------------------------------------------- ten thousand names
 
 
@@ -297,7 +185,7 @@ def scale(n: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["quadratic", "text", "scale"])
+    parser.add_argument("what", choices=["quadratic", "text", "moments", "scale"])
     parser.add_argument("--datasets", type=int, help="by default 10,000; of text 1,000")
     parser.add_argument("--updates", type=int, help="by default 20, of quadratic 30 / share ** 0.5")
     parser.add_argument("--noise", type=float, default=3.0, help="of an example of a quadratic loss")
@@ -306,6 +194,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="text: windows of a batch")
     parser.add_argument("--between", type=int, default=10, help="text: steps between updates")
     parser.add_argument("--warm", type=int, default=400, help="text: steps before the first update")
+    parser.add_argument("--average", type=int, default=40, help="text: steps of the average whose weights are probed")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -313,7 +202,9 @@ def main() -> None:
     if args.what == "quadratic":
         quadratic(args.datasets or 10_000, 100, 16, args.noise, args.updates, args.shares)
     elif args.what == "text":
-        text(args.datasets or 1000, args.updates or 20, args.passes, args.batch, args.between, args.warm)
+        text(args.datasets or 1000, args.updates or 20, args.passes, args.batch, args.between, args.warm, args.average)
+    elif args.what == "moments":
+        moments(args.datasets or 100, args.updates or 6, args.batch, args.between, args.warm, args.average)
     else:
         scale(args.datasets or 10_000)
 

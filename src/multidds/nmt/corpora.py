@@ -83,7 +83,7 @@ def _without_end(line: str) -> str:
 def _blocks(path: Path, start: int, stop: int | None, place: Place) -> Iterator[list[str]]:
     """Lines without their newlines, many at a time: one by one is slow beside their encoding."""
     number = start
-    try:
+    with readable(path):
         try:
             with opened(path) as file:
                 _go_to(file, start, place)
@@ -97,6 +97,13 @@ def _blocks(path: Path, start: int, stop: int | None, place: Place) -> Iterator[
                 while raw := list(islice(rest, _BLOCK)):
                     yield _decoded(path, raw, number)
                     number += len(raw)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Around what reads a text file: what is wrong with the file, as a sentence."""
+    try:
+        yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}).") from None
     except FileNotFoundError:

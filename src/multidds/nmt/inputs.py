@@ -4,16 +4,13 @@ So a process can start in the middle of a file, and the text that is encoded is 
 mean is `corpora`'s.
 """
 
-import gzip
 import hashlib
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from .corpora import Bytes, Place, is_compressed, opened
-from .errors import UserError
+from .corpora import Bytes, Place, is_compressed, opened, readable
 
 _BLOCK = 1 << 20  # bytes read at once
 _NEWLINE = ord("\n")
@@ -36,19 +33,13 @@ class Input:
 
 def scan(path: Path) -> Input:
     """Read a file once; a compressed one twice."""
-    try:
+    with readable(path):
         with path.open("rb") as file:
             if not is_compressed(file):
                 return _scanned(file)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with opened(path) as unpacked:
             return Input(digest, _scanned(unpacked).lines, (0,))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: damaged gzip file ({error}).") from None
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
 def _scanned(file: Bytes) -> Input:
