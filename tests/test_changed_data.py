@@ -41,7 +41,7 @@ def saved(balancer, updates=4):
 
 
 @pytest.mark.parametrize("scorer", RULES)
-def test_a_new_dataset_starts_at_its_prior_share_and_the_others_keep_theirs(scorer):
+def test_a_new_dataset_starts_at_its_prior_share_others_keep_theirs(scorer):
     state = saved(balancer_of("abc", scorer=scorer))
     before = state["mixture"]["probabilities"]
     other = balancer_of("abcd", scorer=scorer)
@@ -55,7 +55,7 @@ def test_a_new_dataset_starts_at_its_prior_share_and_the_others_keep_theirs(scor
 
 
 @pytest.mark.parametrize("scorer", RULES)
-def test_a_dataset_left_out_leaves_the_others_as_they_are_relative_to_each_other(scorer):
+def test_a_dataset_left_out_leaves_the_shares_of_the_others_alike(scorer):
     state = saved(balancer_of("abcd", scorer=scorer))
     before = state["mixture"]["probabilities"]
     other = balancer_of("cab", scorer=scorer)

@@ -297,7 +297,7 @@ def test_a_state_of_other_data_is_refused():
     ):
         MixedDataset(sets(), mixture).load_state_dict({**state, "sizes": {**SIZES, "a": 6}})
     flowing = MixedDataset({**sets(), "a": Flow("a", 5)}, mixture)
-    with pytest.raises(ValueError, match="^MixedDataset: the state is of 5 examples of 'a', not a stream of it.$"):
+    with pytest.raises(ValueError, match="^MixedDataset: the state is of 5 examples of 'a', not a stream of it. Where"):
         flowing.load_state_dict(state)
 
 

@@ -55,6 +55,14 @@ def test_no_other_shares_are_better(sizes, passes, transfer, seed):
         assert found <= utility(best, sizes, examples, weights, transfer) + (0.5 if corner else 1e-9)
 
 
+def test_steps_that_overshoot_from_side_to_side_are_halved():
+    sizes, weights = {"d0": 4.0, "d1": 1.0}, {"d0": 0.7015463661686019, "d1": 1.771150605405849}
+    best = planned(sizes, 5.0, weights, 0.5)
+    for p in (best["d0"] * 0.99, best["d0"] * 1.01):
+        other = {"d0": p, "d1": 1 - p}
+        assert utility(other, sizes, 5.0, weights, 0.5) < utility(best, sizes, 5.0, weights, 0.5)
+
+
 @settings(max_examples=50)
 @given(SIZES, st.floats(0.01, 100))
 def test_without_transfer_it_is_the_closed_form(sizes, passes):

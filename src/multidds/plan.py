@@ -16,6 +16,7 @@ _LEAST = 0.1  # of the smaller of its proportional and its uniform share: what a
 _NOTHING = -200.0  # the logarithm of what a draw is worth that serves no dev set
 _FLATTEST = 0.05  # a worth that falls less steeply is treated as if it did, or steps would be too long
 _ROUNDS, _EXACT = 1000, 1e-9
+_PATIENCE = 250  # rounds after which steps are halved: they may overshoot from side to side for ever
 
 
 def planned(
@@ -38,10 +39,10 @@ def planned(
     size, own, others = _vectors(sizes, dict.fromkeys(sizes, 1.0) if weights is None else weights)
     shares = size / size.sum()
     least = _LEAST * np.minimum(1 / len(size), shares)
-    for _ in range(_ROUNDS):
+    for number in range(_ROUNDS):
         worths, falls = _marginals(shares * examples, size, own, others, transfer, worth)
         steps = (worths - shares @ worths) / np.maximum(falls, _FLATTEST)
-        shares = shares * np.exp(np.clip(steps, -1.0, 1.0))
+        shares = shares * np.exp(np.clip(steps, -1.0, 1.0) * 0.5 ** (number // _PATIENCE))
         shares /= shares.sum()
         if np.abs(steps[shares > least]).max() < _EXACT:
             break

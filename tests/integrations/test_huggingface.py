@@ -207,7 +207,10 @@ def test_resuming_what_cannot_be_right_is_refused(tmp_path):
     with pytest.raises(ValueError, match="the state is of 6 examples of 'a', not 7 examples of it"):
         trainer_of(tmp_path, data={**data, "a": Rows(7, 0)}, settings=settings)[0].train(resume_from_checkpoint=True)
     data = dict(zip("ade", data.values(), strict=True))
-    with pytest.raises(ValueError, match="^Balancer: state: 'd', 'e' are missing.$"):
+    with pytest.raises(
+        ValueError,
+        match="^Balancer: state: 'd', 'e' are missing. Where the data were changed",
+    ):
         trainer_of(tmp_path, data=data, settings=settings)[0].train(resume_from_checkpoint=True)
     plain = Watched(Classifier(), arguments(tmp_path / "plain", **settings), train_dataset=train_sets()["b"])
     plain.train()

@@ -63,8 +63,8 @@ def whole_passes(config: Config) -> int:
 
 def in_parts(config: Config) -> bool:
     """Whether an update looks at a part of the pairs: `every` and the budget leave no more."""
-    settings = config.mixture
-    return settings.probe_budget > 0 and whole_share(config) > settings.probe_budget * (1 + 1e-9)
+    budget = config.mixture.probe_budget
+    return budget > 0 and _may_look_at_parts(config) and whole_share(config) > budget * (1 + 1e-9)
 
 
 def part_budget(settings: MixtureSettings, tokens: float) -> float:
