@@ -95,7 +95,7 @@ def test_the_budget_holds_at_any_number_of_datasets(datasets, dev_sets, steps):
             assert pace.updates == pytest.approx(WANTED, abs=1)
 
 
-def test_a_training_of_unknown_length_looks_at_a_part_where_all_would_be_rare():
+def test_a_training_of_unknown_length_looks_at_a_part_of_many():
     assert many(steps=None, budget=0.02).update().probed == NAMES  # every 7,000 steps
     rare = many(steps=None, budget=0.005)
     assert len(rare.update().probed) == 16
@@ -130,7 +130,7 @@ def drawn(role, names, seed, balancer, update=0, count=2):
 
 
 @pytest.mark.parametrize("priority", ["regular", {name: 1.0 + i % 3 for i, name in enumerate(DEV)}])
-def test_rewards_of_a_part_are_cosines_with_dev_sets_weighted_by_how_rarely_they_come(priority):
+def test_rewards_of_a_part_weigh_dev_sets_by_how_rarely_they_come(priority):
     model = mlp()
     balancer = many(model=model, priority=priority, scorer=Anchored())
     spy = Spy(balancer)

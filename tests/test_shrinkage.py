@@ -51,7 +51,7 @@ def looks_at(estimates, truth, rng, count, noise, update_noise=0.0):
     assert estimates.add(at, level + scale * x, scale * errors, 1)
 
 
-def test_in_a_known_world_beliefs_are_better_than_looks_and_errors_are_true():
+def test_in_a_known_world_beliefs_beat_looks_and_errors_are_true():
     rng = np.random.default_rng(0)
     n = 2000
     truth = rng.normal(0, 1, n)
