@@ -137,9 +137,11 @@ class Start:
 
     @property
     def is_clear(self) -> bool:
-        """One message where the ranks had met; else one at most, as the agent has its own."""
+        """One message where the ranks had met; else, or where the training was over, one at most."""
         met = sum(note.what == "formed" for note in self.notes) == RANKS
-        return len(self.message) <= 1 and not (met and not self.message) and "Traceback" not in "".join(self.lines)
+        over = any(note.what == "end" and note.code == 0 for note in self.notes)  # a rank had come to its end
+        silent = met and not over and not self.message
+        return len(self.message) <= 1 and not silent and "Traceback" not in "".join(self.lines)
 
     @property
     def seconds(self) -> float:
