@@ -20,7 +20,7 @@ from multidds.nmt.encoding import Encoder
 from multidds.nmt.errors import DamagedError, UserError
 from multidds.nmt.files import locked
 from multidds.nmt.prepare import Prepared, prepare
-from multidds.nmt.vocabulary import END, load_model, tag_of
+from multidds.nmt.vocabulary import END, load_model, model_file, models_of, tag_of
 
 PAIRS = [("a b", "x y"), ("c d", "z"), ("", "w"), ("e\u2028f\x85g", "v\x0bu")]
 
@@ -296,7 +296,6 @@ def test_text_that_looks_like_a_tag_is_not_one(tmp_path):
 @pytest.mark.parametrize(
     ("change", "vocabulary", "message"),
     [
-        ({}, {"size": 5000}, "[vocabulary] size = 5000 is larger than the training text of "),
         ({}, {"size": 16, "coverage": 1.0}, None),
         ({"dev": "{pair}.none.{lang}"}, {}, "ab-base.none.ab: there is no such file."),
         ({"max_length": 1}, {}, "no usable sentence pair for the"),
@@ -312,6 +311,21 @@ def test_what_cannot_be_prepared_is_one_line_and_leaves_nothing(tmp_path, monkey
     assert message in str(error.value)
     assert not (tmp_path / "prepared").exists()
     assert not (tmp_path / "prepared.partial").exists()
+
+
+@pytest.mark.parametrize("kind", ["per-language", "joint"])
+def test_a_text_with_fewer_pieces_than_asked_for_gets_those_it_has(tmp_path, kind):
+    settings = made(tmp_path, {"size": 5000, "kind": kind})
+    prepare(settings, processes=1)
+    limited = Prepared(settings).manifest["limited"]
+    assert set(limited) == set(models_of(settings))
+    for name, pieces in limited.items():
+        (there := tmp_path / name).mkdir()
+        exactly = made(there, {"size": pieces, "kind": kind})
+        prepare(exactly, processes=1)
+        assert name not in Prepared(exactly).manifest["limited"]
+        models = [(each.data.folder / model_file(name)).read_bytes() for each in (settings, exactly)]
+        assert models[0] == models[1]
 
 
 def test_an_empty_dev_set_is_refused(tmp_path):

@@ -131,6 +131,8 @@ def prepare(
     out.print(display.prepared_table(config.data.folder, manifest["pairs"]))
     sizes = manifest["vocabulary"]
     out.print(f"{manifest['direction']}, {sizes['source']:,} source and {sizes['target']:,} target tokens.")
+    for name, pieces in manifest.get("limited", {}).items():
+        say(f"{name}: {pieces:,} of {config.vocabulary.size:,} pieces; its training text has no more.")
     if not made:
         say("Nothing has changed since the last call.")
 

@@ -23,25 +23,54 @@ from .vocabulary import SPECIALS, load_model, model_file, model_of, models_of, p
 
 
 def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
-    """A sentencepiece model, by its name in `models_of`, of the training text; returns its digest."""
-    settings = config.vocabulary
-    joint = settings.kind == "joint"
-    # sentencepiece would choose at random from more than it may take, and otherwise in every process.
-    sentences = islice(_joint_sample(config) if joint else _sample(config, name), settings.sample)
-    first = next(sentences, None)
-    if first is None:
+    """A sentencepiece model, by its name in `models_of`, of the training text; returns its digest.
+
+    Where the text does not have as many pieces as are asked for, a model of those that it has; "limited" says how many.
+    How many a text has depends on the version of sentencepiece.
+    """
+    sentences = _sentences(config, name)
+    if next(sentences, None) is None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
         raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
+    size, model = config.vocabulary.size, None
+    while model is None:
+        try:
+            model = _learned(config, name, size)
+        except _TooFewPiecesError as error:
+            size = error.pieces
+    (folder / model_file(name)).write_bytes(model)
+    facts: dict[str, Any] = {"files": {model_file(name): hashlib.sha256(model).hexdigest()}}
+    return facts if size == config.vocabulary.size else facts | {"limited": {name: size}}
+
+
+class _TooFewPiecesError(Exception):
+    """The text has only so many pieces."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__(pieces)
+        self.pieces = pieces
+
+
+def _sentences(config: Config, name: str) -> Iterator[str]:
+    """What a model is learned from. From more than it may take, sentencepiece would choose at random, and otherwise in
+    every process.
+    """
+    joint = config.vocabulary.kind == "joint"
+    return islice(_joint_sample(config) if joint else _sample(config, name), config.vocabulary.sample)
+
+
+def _learned(config: Config, name: str, size: int) -> bytes:
     import sentencepiece
 
+    settings = config.vocabulary
     model = io.BytesIO()  # sentencepiece itself would not notice a full disk
     mistakes: list[UserError] = []  # in the text; sentencepiece would wrap them in its own words
     sentencepiece.set_random_generator_seed(1)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_noting(chain([first], sentences), mistakes),
+            sentence_iterator=_noting(_sentences(config, name), mistakes),
             model_writer=model,
-            vocab_size=settings.size,
+            vocab_size=size,
             character_coverage=settings.coverage,
             input_sentence_size=settings.sample,
             shuffle_input_sentence=True,
@@ -51,20 +80,16 @@ def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
     except (RuntimeError, ValueError) as error:
         if mistakes:
             raise mistakes[0] from None
-        what = "all languages" if joint else repr(name)
-        if limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL):
-            raise UserError(
-                f"[vocabulary] size = {settings.size} is larger than the training text of {what} allows; "
-                f"at most {limit[1]} there."
-            ) from None
+        if (limit := re.search(r"too high.*<= (\d+)", str(error), re.DOTALL)) and int(limit[1]) < size:
+            raise _TooFewPiecesError(int(limit[1])) from None
+        what = "all languages" if settings.kind == "joint" else repr(name)
         if "required_chars" in str(error) or "smaller than" in str(error):
             raise UserError(
                 f"[vocabulary] size = {settings.size} is too small for the characters of {what}; "
                 "raise it or lower coverage."
             ) from None
         raise UserError(f"sentencepiece cannot learn from the training text of {what}: {error}") from None
-    (folder / model_file(name)).write_bytes(model.getvalue())
-    return {"files": {model_file(name): hashlib.sha256(model.getvalue()).hexdigest()}}
+    return model.getvalue()
 
 
 def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str]:

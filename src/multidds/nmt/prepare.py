@@ -211,6 +211,7 @@ def _build(config: Config, shards: list[Shard], place: Workplace, processes: int
         "direction": config.data.direction,
         "pairs": _counts(config, shards, facts, tests),
         "vocabulary": sizes,
+        "limited": {name: size for found in facts.values() for name, size in found.get("limited", {}).items()},
         "shards": _listed(config, shards, facts),
         "files": dict(sorted(files.items())),
     }
