@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import json
 import os
@@ -444,3 +445,42 @@ def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
     multidds(*command[3:], cwd=tmp_path)
     assert (tmp_path / "out" / "manifest.json").exists()
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_ctrl_c_twice_ends_a_call_whose_workers_are_busy(tmp_path):
+    data = parallel(tmp_path)
+    for path in tmp_path.glob("*.train.*"):  # few different lines: sentencepiece takes half a minute
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:3] * 1400))
+    recipe = {"data": data, "vocabulary": {"size": 40}}
+    lines = [f"[{section}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items())
+             for section, keys in recipe.items()]  # fmt: skip
+    (tmp_path / "r.toml").write_text("".join(lines))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multidds", "prepare", "r.toml", "--processes", "2"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while len(children := workers_of(process.pid)) < 2 and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(3)  # they have begun
+    assert process.poll() is None, process.stdout.read()
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    process.communicate(timeout=15)
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        time.sleep(0.05)
+
+
+def workers_of(pid):
+    """The processes of its pool."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+                if parent == str(pid) and b"spawn_main" in (entry / "cmdline").read_bytes():
+                    found.append(entry.name)
+    return found

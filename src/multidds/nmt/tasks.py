@@ -60,14 +60,20 @@ class Workplace:
 
 @contextlib.contextmanager
 def pool_of(processes: int, start: Callable[[], None]) -> Iterator[ProcessPoolExecutor]:
-    """Processes for tasks, which call `start` first. After an error or Ctrl-C they begin nothing more."""
+    """Processes for tasks, which call `start` first. After an error or Ctrl-C they are killed.
+
+    What they have finished is kept, and the rest is done by the next call. To wait for what they are at could take
+    minutes, and a second Ctrl-C while the pool ends would leave it waiting for ever.
+    """
     # "spawn" starts clean processes: no locks of a progress bar are inherited.
     spawn = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=start) as pool:
         try:
             yield pool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - before:
+                worker.kill()
             raise
 
 
