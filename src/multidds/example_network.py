@@ -22,6 +22,7 @@ OptimizerOf: TypeAlias = torch.optim.Optimizer | Callable[[list[nn.Parameter]], 
 _OWNER = "ExampleScorer"
 _OWN_LR = 1e-3  # of the user's network
 _LR = 3e-3  # of the small one
+_ENOUGH = 10  # updates, before the scores of the small one are more than noise
 
 
 class ExampleNetwork:
@@ -35,10 +36,14 @@ class ExampleNetwork:
         seed: int,
         replay: int,
         inner_steps: int,
+        own_loss: bool,
+        device: torch.device,
     ) -> None:
         self._features, self._optimizer_of, self._seed = features, optimizer, seed
         self._recent, self._inner_steps = RecentRewards(replay), inner_steps
-        self.by_loss = network is None  # whether scores need the losses of the examples
+        self._device = device  # of the model
+        self.small = network is None  # whether it is the default one
+        self.by_loss = self.small and own_loss  # whether scores need the losses of the examples
         self._network = network  # the default one begins when it is known how many features there are
         self._optimizer = None if network is None else _started(network, optimizer, _OWN_LR)
 
@@ -48,7 +53,7 @@ class ExampleNetwork:
 
     def rows(self, batch: Any) -> Tensor | None:
         """What the default network sees of a batch beside the losses; None where there is another network. # [B, F]"""
-        if not self.by_loss or self._features is None:
+        if not self.small or self._features is None:
             return None
         rows = self._features(batch)
         if not isinstance(rows, Tensor):
@@ -60,7 +65,9 @@ class ExampleNetwork:
             )
         if (place := first_not_finite(rows.sum(1))) is not None:
             raise ValueError(f"{_OWNER}: the features of example {place} of {len(rows)} are not finite.")
-        known = self._network.inner.shape[0] - 1 if isinstance(self._network, FeatureNetwork) else rows.shape[1]
+        known = rows.shape[1]
+        if isinstance(self._network, FeatureNetwork):
+            known = len(self._network.inner) - self.by_loss
         if rows.shape[1] != known:
             raise ValueError(f"{_OWNER}: features(batch) returned {rows.shape[1]} features, but there were {known}.")
         return rows.detach()
@@ -68,7 +75,7 @@ class ExampleNetwork:
     def scores(self, batch: Any, rows: Tensor | None, losses: Tensor | None, count: int | None = None) -> Tensor:
         """One score per example, with a graph where gradients are enabled. # [B]"""
         with _evaluating(self._network):
-            if self.by_loss:
+            if self.small:
                 scores = self._default(self._numbers(rows, losses))
             else:
                 assert self._network is not None
@@ -86,6 +93,9 @@ class ExampleNetwork:
             raise ValueError(f"{_OWNER}: there are {len(losses)} losses, but features of {len(rows)} examples.")
 
     def _numbers(self, rows: Tensor | None, losses: Tensor | None) -> Tensor:
+        if not self.by_loss:
+            assert rows is not None
+            return rows.to(self._device).double()
         assert losses is not None
         if rows is None:
             return losses.detach().double()[:, None]
@@ -132,8 +142,9 @@ class ExampleNetwork:
 
     @property
     def ready(self) -> bool:
-        """Whether the default network has learned from as many updates as it remembers."""
-        return isinstance(self._network, FeatureNetwork) and int(self._network.updates) >= self._recent.updates
+        """Whether the default network has learned from enough updates to be listened to."""
+        enough = min(_ENOUGH, self._recent.updates)
+        return isinstance(self._network, FeatureNetwork) and int(self._network.updates) >= enough
 
     def learn(self, scores: Tensor, pull: Tensor, replicas: Replicas) -> str | None:
         """One step of the optimizer along sum_j pull_j grad score_j over all replicas; or why there was none."""
@@ -198,16 +209,16 @@ class ExampleNetwork:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` could not go on from."""
         own = self._network
-        if self.by_loss != (state["numbers"] is not None or state["optimizer"] is None):
+        if self.small != (state["numbers"] is not None or state["optimizer"] is None):
             raise ValueError(f"{_OWNER}: the state was saved with another network.")
-        if self.by_loss:
+        if self.small:
             if state["numbers"] is None:
                 return
             own = FeatureNetwork(state["numbers"], state["seed"])
             if isinstance(self._network, FeatureNetwork) and len(self._network.inner) != state["numbers"]:
                 raise ValueError(
-                    f"{_OWNER}: the state has {state['numbers'] - 1} features, "
-                    f"but there are {len(self._network.inner) - 1}."
+                    f"{_OWNER}: the state has {state['numbers'] - self.by_loss} features, "
+                    f"but there are {len(self._network.inner) - self.by_loss}."
                 )
         assert own is not None
         saved = {n.removeprefix("network."): t for n, t in state["tensors"].items() if n.startswith("network.")}
@@ -222,7 +233,7 @@ class ExampleNetwork:
         """Where the state does not fit, an error, and nothing has changed."""
         self.check_state(state)
         self._seed = state["seed"]
-        if self.by_loss:
+        if self.small:
             self._network = self._optimizer = None
             self._recent.load_state_dict({"examples": []}, {}, device)
             if state["numbers"] is None:

@@ -60,6 +60,8 @@ class ExampleScorer:
     priority: how much each dev set counts: "regular", "low", "high", {dev set: weight}, or a function of dev losses.
     features: for the small network: features(batch) -> [B, F], numbers that describe the examples. They are
         standardised by running statistics. None: it sees the loss alone.
+    own_loss: whether the small network sees the example's loss, too. Leave it out where features say more about being
+        wrong: what is hard to learn has a high loss as well.
     dev_loss: (model, batch) -> scalar tensor, what should become small on the dev sets; None: the mean of `losses`.
     direction: "balanced": v, with every parameter's part scaled to a root mean square of 1, so that a few sharp
         parameters do not drown the others; "gradient": v, the sum of the weighted dev gradients, as in the paper.
@@ -90,6 +92,7 @@ class ExampleScorer:
         optimizer: OptimizerOf | None = None,
         priority: Priority = "regular",
         features: Features | None = None,
+        own_loss: bool = True,
         dev_loss: Loss | None = None,
         direction: str = "balanced",
         decay: float = 0.0,
@@ -109,7 +112,10 @@ class ExampleScorer:
         self._prober = Prober(model, self._mean_loss, params, mode, seed, owner=_OWNER, dev_loss=dev_loss)
         refuse_model(_OWNER, self._prober)
         _refuse_sharing(network, self._prober.model)
-        self._network = ExampleNetwork(network, features, optimizer, seed, replay, inner_steps)
+        if network is None and features is None and not own_loss:
+            raise ValueError(f"{_OWNER}: without features and own_loss the small network would see nothing.")
+        device = self._prober.params[0].device
+        self._network = ExampleNetwork(network, features, optimizer, seed, replay, inner_steps, own_loss, device)
         self._dev = DevSets(_OWNER, self._prober, dev, batches, direction, average=RecentDirection(decay))
         self.priority = priority
         self._steps = 0
@@ -156,7 +162,7 @@ class ExampleScorer:
         there are so many it is 1. To multiply losses with where nothing should count for more than the others.
         losses: as in `scores`.
         """
-        if not self._network.by_loss:
+        if not self._network.small:
             raise ValueError(f"{_OWNER}: trust is by the scores of the small network; yours has its own scale.")
         scores = self.scores(batch, losses)
         return scores.clamp_max(0).exp() if self._network.ready else torch.ones_like(scores)
@@ -192,7 +198,7 @@ class ExampleScorer:
             replicas = prober.replicas
             with replicas.failing_together():  # what can be refused is, before anything is drawn
                 rows = network.rows(batch)
-                if not network.by_loss:
+                if not network.small:
                     with torch.no_grad():
                         network.scores(batch, rows, None)
             wanted = self._dev.look()
@@ -219,15 +225,15 @@ class ExampleScorer:
         """(P before, why nothing was learned): psi moves by the mean of R grad log P."""
         replicas = self._prober.replicas
         with replicas.failing_together():
-            if not self._network.by_loss:
+            if not self._network.small:
                 scores = self._network.scores(batch, rows, losses, len(losses))
             else:
                 self._network.compare(rows, losses)
-        if self._network.by_loss:
+        if self._network.small:
             self._network.meet(rows, losses, replicas)
             scores = self._network.scores(batch, rows, losses, len(losses))
         probabilities, pull = self._pull(scores.detach().double(), rewards)
-        if self._network.by_loss:
+        if self._network.small:
             return probabilities, self._network.study(rows, losses, rewards, replicas)
         return probabilities, self._network.learn(scores, pull, replicas)
 

@@ -239,8 +239,8 @@ class ExamplesSettings(Section):
     every: Positive = 10
     probe_tokens: Positive = 1000
     parameters: Literal["source", "all"] = "source"
-    contrast: AtLeast0 = 0.0
-    sharpness: Above0 = 1.0
+    contrast: AtLeast0 = 0.5
+    sharpness: Above0 = 2.0
     decay: Share = 0.9
     replay: Positive = 25
     drop: Share = 0.3

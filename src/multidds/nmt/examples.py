@@ -72,11 +72,12 @@ class Examples:
         return ExampleScorer(
             None,
             model,
-            self._relative_losses,
+            self._sentence_losses,
             dev={"dev": dev_batches(config, dev)},
             every=settings.every,
             optimizer=partial(torch.optim.Adam, lr=_LR, weight_decay=_FADING),
             features=self._rows,
+            own_loss=False,
             dev_loss=self.dev_loss,
             decay=settings.decay,
             replay=settings.replay,
@@ -90,13 +91,9 @@ class Examples:
     def _rows(self, batches: list[Batch]) -> Tensor:
         return torch.cat([self._numbers.rows(batch) for batch in batches])
 
-    def _relative_losses(self, model: nn.Module, batches: list[Batch]) -> Tensor:
-        """Per target token, beside what such tokens usually cost. # [B]"""
-        return torch.cat([self._relative(batch, self._losses(model, batch)) for batch in batches])
-
-    def _relative(self, batch: Batch, token_losses: Tensor) -> Tensor:
-        means = per_sentence(batch, token_losses)
-        return means - self._numbers.usual_losses(batch).to(means)
+    def _sentence_losses(self, model: nn.Module, batches: list[Batch]) -> Tensor:
+        """Per target token. # [B]"""
+        return torch.cat([per_sentence(batch, self._losses(model, batch)) for batch in batches])
 
     def dev_loss(self, model: nn.Module, parts: list[DevPart]) -> Tensor:
         """The mean loss of target tokens; its gradient less `contrast` times that of the loss behind other sources. []
@@ -119,16 +116,13 @@ class Examples:
             self._skipped = self.scorer.update(batches).skipped
 
     def _begin(self) -> None:
-        """Of a step: sentence pairs and their weights; weighted tokens; losses by token."""
+        """Of a step: sentence pairs and their weights; weighted tokens."""
         self._seen: list[tuple[tuple[tuple[str, int], ...], Tensor]] = []
         self._weighted_tokens = 0.0
-        self._by_token: Tensor | None = None
 
     def weighted(self, batch: Batch, token_losses: Tensor) -> Tensor:
         """The sum of the losses of a batch, each times its weight; `settle` makes the mean weight 1. []"""
         weights = self._weights_of(batch, token_losses.detach())
-        by_token = self._numbers.by_token(batch, token_losses)
-        self._by_token = by_token if self._by_token is None else self._by_token + by_token
         self._seen.append((batch.origins, weights.cpu()))
         of_tokens = weights[sentence_of(batch).to(weights.device)]
         self._weighted_tokens += float(of_tokens.sum())
@@ -138,22 +132,15 @@ class Examples:
         if self.scorer is None:
             means = per_sentence(batch, token_losses)
             return (means <= means.quantile(1 - self._settings.drop)).double()
-        return self.scorer.trust([batch], self._relative(batch, token_losses)).double() ** self._settings.sharpness
-
-    def scores(self, batch: Batch, token_losses: Tensor) -> Tensor:
-        """Of the sentence pairs of a batch with these losses of target tokens; higher ones count more. # [B]"""
-        assert self.scorer is not None
-        return self.scorer.scores([batch], self._relative(batch, token_losses))
+        return self.scorer.trust([batch]).double() ** self._settings.sharpness
 
     def settle(self, parameters: Iterable[nn.Parameter], tokens: int) -> None:
         """After the backward passes of a step: gradients as if the mean weight of its `tokens` target tokens were 1."""
-        assert self._by_token is not None
-        everyone = self._processes.gathered((self._seen, self._weighted_tokens, self._by_token))
-        scale = min(tokens / max(math.fsum(total for _, total, _ in everyone), 1e-300), _LARGEST)
+        everyone = self._processes.gathered((self._seen, self._weighted_tokens))
+        scale = min(tokens / max(math.fsum(total for _, total in everyone), 1e-300), _LARGEST)
         gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_mul_(gradients, scale)
-        self._numbers.see(torch.stack([table for _, _, table in everyone]).sum(0))
-        for origins, weights in (part for parts, _, _ in everyone for part in parts):
+        for origins, weights in (part for parts, _ in everyone for part in parts):
             for (name, i), weight in zip(origins, weights.tolist(), strict=True):
                 self._weights[name][i] = weight * scale
         self._begin()
@@ -192,19 +179,17 @@ class Examples:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, and under "tensors" what is not."""
-        tensors = {f"numbers.{key}": tensor for key, tensor in self._numbers.state_dict().items()}
-        tensors |= {f"weights.{name}": torch.from_numpy(w.copy()) for name, w in self._weights.items()}
+        tensors = {f"weights.{name}": torch.from_numpy(w.copy()) for name, w in self._weights.items()}
         scorer = None if self.scorer is None else self.scorer.state_dict()
         if scorer is not None:
             tensors |= {f"scorer.{key}": tensor for key, tensor in scorer.pop("tensors").items()}
         return {"scorer": scorer, "skipped": self._skipped, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"numbers": {}, "weights": {}, "scorer": {}}
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "scorer": {}}
         for name, tensor in state["tensors"].items():
             kind, _, key = name.partition(".")
             parts[kind][key] = tensor
-        self._numbers.load_state_dict(parts["numbers"])
         self._weights = {name: parts["weights"][name].numpy().copy() for name in self._weights}
         self._skipped = state["skipped"]
         if self.scorer is not None:

@@ -1,8 +1,7 @@
 """Numbers that describe sentence pairs, for the scorer of examples: what may show that a target is not its source's.
 
-Lengths, their ratio beside that of the dataset, words that both sides share, and what the model usually loses on such
-tokens. The loss of a sentence pair is taken relative to the last: a rare word is no mistake. Nothing here is told which
-pairs are wrong.
+How well the tokens of both sides go together (`lexicon`), words that both share, and lengths that do not fit. They
+never change in a training, and nothing here is told which pairs are wrong.
 """
 
 import re
@@ -13,28 +12,26 @@ import torch
 from torch import Tensor
 
 from .batches import Batch
+from .lexicon import Lexicon
 from .sentences import Sentences
 from .vocabulary import END
 
 NUMBERS = (
-    "target length", "source length", "ratio", "distance from the usual ratio", "target words in the source",
-    "source words in the target", "same text", "usual loss",
+    "target fits source", "source fits target", "target words in the source", "source words in the target",
+    "same text", "distance from the usual ratio",
 )  # fmt: skip
 _WORDS = re.compile(r"\w+|[^\w\s]")
-_KEEP = 0.99  # of what is known of the losses of tokens, per step
 _SAMPLE = 10_000
-_PRIOR = 5.0  # tokens: a token that was hardly seen is taken for an average one
 
 
 class PairNumbers:
-    """What a training knows of its sentence pairs. The same on every process: `see` is told of all their tokens."""
+    """What can be known of the sentence pairs of a training before it begins. The same on every process."""
 
     def __init__(self, data: Mapping[str, Sentences], vocabulary: Mapping[str, Sequence[str]]) -> None:
         self._data, self._pieces = data, (vocabulary["source"], vocabulary["target"])
         self._usual_ratio = {name: _usual_ratio(sentences) for name, sentences in data.items()}
-        self._shared: dict[tuple[str, int], tuple[float, float]] = {}  # shares of words on both sides, once computed
-        count = len(vocabulary["target"])
-        self._token_losses = torch.zeros(2, count, dtype=torch.float64)  # sums of losses, and how many, discounted
+        self._lexicon = Lexicon(data)
+        self._known: dict[tuple[str, int], tuple[float, ...]] = {}  # once computed
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -42,31 +39,16 @@ class PairNumbers:
 
     def rows(self, batch: Batch) -> Tensor:
         """The numbers of NUMBERS for each sentence pair of a batch. # [B, F]"""
-        rows = np.empty((batch.sentences, len(NUMBERS)))
-        usual = self.usual_losses(batch).tolist()
-        for row, (name, i), expected in zip(rows, batch.origins, usual, strict=True):
-            source, target = self._data[name].sizes(i)
-            ratio = np.log(target / source) - self._usual_ratio[name]
-            there, back = self._shares(name, i)
-            row[:] = np.log(target), np.log(source), ratio, abs(ratio), there, back, there == back == 1, expected
-        return torch.from_numpy(rows)
+        for origin in batch.origins:
+            if origin not in self._known:
+                self._known[origin] = self._numbers(*origin)
+        return torch.tensor([self._known[origin] for origin in batch.origins], dtype=torch.float64)
 
-    def usual_losses(self, batch: Batch) -> Tensor:
-        """What the model loses on average on the tokens of each target, wherever they stand. # [B]"""
-        sums, counts = self._token_losses
-        mean = sums.sum() / counts.sum().clamp_min(1)
-        table = (sums + _PRIOR * mean) / (counts + _PRIOR)
-        return per_sentence(batch, table[batch.target_out.cpu()])
-
-    def see(self, token_losses: Tensor) -> None:
-        """After a step: sums of the losses of its target tokens, and how many there were, by token. # [2, V]"""
-        self._token_losses.mul_(_KEEP).add_(token_losses)
-
-    def by_token(self, batch: Batch, losses: Tensor) -> Tensor:
-        """Sums of the losses of target tokens [R], and how many there were, by token. # [2, V]"""
-        tokens = batch.target_out.cpu()
-        both = torch.stack([losses.detach().double().cpu(), torch.ones(len(tokens), dtype=torch.float64)])
-        return torch.zeros_like(self._token_losses).index_add_(1, tokens, both)
+    def _numbers(self, name: str, i: int) -> tuple[float, ...]:
+        source, target = self._data[name].sizes(i)
+        distance = abs(float(np.log(target / source)) - self._usual_ratio[name])
+        there, back = self._shares(name, i)
+        return (*self._lexicon.fit(name, i), there, back, float(there == back == 1), distance)
 
     def text(self, name: str, i: int) -> tuple[str, str]:
         """Both sides of a sentence pair, as far as their tokens tell."""
@@ -76,16 +58,8 @@ class PairNumbers:
 
     def _shares(self, name: str, i: int) -> tuple[float, float]:
         """The share of target words and marks that stand in the source too, and the other way round."""
-        if (name, i) not in self._shared:
-            source, target = (_WORDS.findall(side.lower()) for side in self.text(name, i))
-            self._shared[name, i] = _share(target, set(source)), _share(source, set(target))
-        return self._shared[name, i]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"token_losses": self._token_losses.clone()}
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self._token_losses = tensors["token_losses"].clone()
+        source, target = (_WORDS.findall(side.lower()) for side in self.text(name, i))
+        return _share(target, set(source)), _share(source, set(target))
 
 
 def sentence_of(batch: Batch) -> Tensor:
