@@ -6,6 +6,7 @@ Several processes share every step: each takes its part of the same sentences, a
 
 import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .balancing import make_balancer, record_of
 from .batches import Batch, Stream, assemble
 from .config import Config, read_run
 from .device import compiler_errors, device_of
+from .errors import UserError
 from .examples import make_examples
 from .losses import RecentLosses
 from .model import make_model
@@ -30,25 +32,28 @@ from .prepare import Prepared
 from .prior import prior_of, schedule_of
 from .processes import Processes
 from .progress import Display, Progress, stop_signals
-from .records import AnyRecord, Started, Stepped, Validated, check_free
-from .resuming import load, saved
-from .run_folder import check_beside, check_run_folder, open_run
+from .records import AnyRecord, DataChanged, Started, Stepped, Validated, check_free
+from .resuming import load, names_in, saved
+from .run_folder import check_beside, check_run_folder, data_of, open_run
 from .schedule import learning_rate, planned_steps, within_budget
 from .sentences import Sentences
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
 
-def train(config: Config, folder: Path, show: Display) -> Progress:
-    """Train, or go on training, the run in `folder`."""
+def train(config: Config, folder: Path, show: Display, changed_data: bool = False) -> Progress:
+    """Train, or go on training, the run in `folder`. changed_data: although its data have changed."""
     keep_freed_memory()
-    run = Training(config, folder)
+    run = Training(config, folder, changed_data)
     at = run.progress
     alone, others = run.processes.size == 1, run.processes.instead_of(run.before)
     going_on = [f"going on after step {at.step}{others}"] if at.step and not at.finished else []
-    for line in [*run.passed_over, *going_on]:
+    changes = [] if run.changed is None else [str(run.changed)]
+    for line in [*run.passed_over, *going_on, *changes]:
         show.line(line)
     with contextlib.closing(run), stop_signals(show, alone) as stop, compiler_errors():
         at.lap("rest")
+        if run.changed is not None:  # the best model is that of these dev sets
+            run.validate(show)
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
             at.lap("data")
@@ -85,7 +90,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
 class Training:
     """Everything that a training consists of, made from a config and, if there is one, the newest checkpoint."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, changed_data: bool = False) -> None:
         self.folder = folder
         self.processes = Processes()
         if self.processes.rank == 0:
@@ -94,8 +99,8 @@ class Training:
             torch.set_num_threads(config.train.threads)
         self.device = device_of(config, self.processes.size)
         prepared = Prepared(config)
-        self._vocabulary = prepared.vocabulary
-        check_run_folder(config, folder, prepared)
+        self._vocabulary, self._fingerprint = prepared.vocabulary, prepared.fingerprint
+        check_run_folder(config, folder, prepared, changed_data)
         found = checkpoints.newest(folder, self._check_beside)
         self.passed_over = [] if found is None else found.passed_over
 
@@ -124,14 +129,16 @@ class Training:
         self.before = self.processes.size  # processes of the training that goes on
         self.losses = RecentLosses(self.processes)
         self._logged = (0, 0.0)  # tokens and seconds at the last line
+        self.changed: DataChanged | None = None  # where the checkpoint is of other data
         offset = 0 if found is None else self._load(found.tensors, found.state)
         self.processes.check_same({  # and nobody writes before all have read
             "recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step,
         })  # fmt: skip
         writes = self.processes.rank == 0
         self.records = open_run(config, folder, prepared, offset, self.progress.step) if writes else None
-        if found is None:
-            self._record(Started(step=0, mixture=self.mixture.probabilities))
+        first = Started(step=0, mixture=self.mixture.probabilities) if found is None else self.changed
+        if first is not None:
+            self._record(first)
 
     def _stream(self) -> Stream:
         settings, processes = self.config.train, self.processes
@@ -352,7 +359,8 @@ class Training:
         """records: their length in bytes."""
         tensors, state = saved(self)
         path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
-        checkpoints.write(path, tensors, {**state, "records": records, "processes": self.processes.size})
+        beside = {"records": records, "processes": self.processes.size, "data": self._fingerprint}
+        checkpoints.write(path, tensors, {**state, **beside})
         checkpoints.prune(self.folder, self.config.train.keep, self.progress.step)
 
     def _check_beside(self, state: dict[str, Any]) -> None:
@@ -361,12 +369,36 @@ class Training:
     def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Returns how far the records are to be kept."""
         self.progress = Progress(**state["progress"])
-        load(self, tensors, state)
+        changed = data_of(self.folder, state) != self._fingerprint
+        load(self, tensors, state, changed)
+        if changed:
+            self._renew(names_in(state))
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
         self.before = int(state.get("processes", 1))
         return int(state["records"])
+
+    def _renew(self, before: Sequence[str]) -> None:
+        """What is counted in the data and compared on the dev sets begins anew. before: the language pairs there were.
+
+        A UserError where nothing would be left to train.
+        """
+        at, names = self.progress, self.config.data.names
+        at.epoch, at.best, at.waited = at.sentences // self.total, None, 0
+        if reason := self.reason_to_finish():
+            raise UserError(
+                f"{self.folder}: is finished after {reason} of the changed data; raise train.max_steps or "
+                "train.max_epochs to train on them."
+            )
+        if self.balancer is not None:
+            self.balancer.priority = self._priority(at.epoch)
+        self.changed = DataChanged(
+            step=at.step,
+            mixture=self.mixture.probabilities,
+            added=[name for name in names if name not in before],
+            left_out=[name for name in before if name not in names],
+        )
 
     def _write_best(self) -> None:
         if self.processes.rank == 0:
