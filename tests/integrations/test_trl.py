@@ -99,7 +99,7 @@ def test_changed_data_is_refused_or_gone_on_with_as_asked(tmp_path):
         trainer = sft(tmp_path, sets["a"], dev_sets(), **settings)
         return trainer, balance(trainer, {n: sets[n] for n in names}, every=2, scorer=Scorer(lr=2.0), **options)
 
-    first, callback = made("ab")
+    first, _ = made("ab")
     first.train()
     before = mixtures(first)[2]
     with pytest.raises(ValueError, match="'c' is missing. Where the data were changed on purpose, changed_data=True"):

@@ -1,7 +1,8 @@
-"""Runs that go on with other data (`--changed-data`), and the vocabulary that is kept for them (`[vocabulary] keep`)."""
+"""Runs that go on with other data (`--changed-data`), and the vocabulary kept for them (`[vocabulary] keep`)."""
 
 import json
 import shutil
+import subprocess
 
 import made_up_languages
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, multidds
 from made_runs import read_lines
+from test_processes import torchrun
 from test_train import records, same_runs
 from toy_runs import SMALL, Silent
 
@@ -105,7 +107,9 @@ def test_what_was_kept_and_grown_is_not_made_again():
     shutil.move("data/old", "data/away")
     try:
         assert not prepare(config, processes=1)
-        with pytest.raises(UserError, match="keep = 'data/old': there is no vocabulary.json; give a folder of prepared"):
+        with pytest.raises(
+            UserError, match="keep = 'data/old': there is no vocabulary.json; give a folder of prepared"
+        ):
             prepare(load_config(ROOT / "recipes" / "tiny.toml", ["vocabulary.keep=data/old", "data.folder=data/x"]))
     finally:
         shutil.move("data/away", "data/old")
@@ -208,7 +212,9 @@ def test_a_dataset_that_is_left_out_leaves_the_shares_of_the_others_alike(tmp_pa
     three = recipe(pairs, "three", "mixture.method=multidds-s", "mixture.scorer.lr=5")
     train(three, tmp_path / "run", Silent())
     learned = final_mixture(tmp_path / "run")
-    two = recipe(OLD, "two", "mixture.method=multidds-s", "mixture.scorer.lr=5", "train.max_steps=14", keep="data/three")
+    two = recipe(
+        OLD, "two", "mixture.method=multidds-s", "mixture.scorer.lr=5", "train.max_steps=14", keep="data/three"
+    )
     run = Training(two, tmp_path / "run", changed_data=True)
     run.close()
     assert learned["mirror-base"] / learned["shift-base"] != pytest.approx(1, abs=0.01)
@@ -281,6 +287,32 @@ def test_a_changed_run_that_is_cut_off_ends_as_one_that_is_not(tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_two_processes_go_on_as_one_does(tmp_path):
+    plain = ("model.dropout=0", "train.mixing=example", "mixture.method=multidds-s", "train.max_steps=9")
+    train(old(*plain), tmp_path / "one", Silent())
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    config = new(*plain[:-1], "train.max_steps=16")
+    train(config, tmp_path / "one", Silent(), changed_data=True)
+    sets = (*plain[:-1], "train.max_steps=16", "data.folder=data/shift-base+loud-base", "vocabulary.keep=data/old")
+    command, environment = torchrun(
+        tmp_path / "two", *sets, "vocabulary.size=60", 'data.pairs=["shift-base", "loud-base"]'
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert f"multidds: {tmp_path}/two: was started with other settings" in done.stderr
+    assert HINT in done.stderr
+    done = subprocess.run([*command, "--changed-data"], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two = ([line for line in records(tmp_path / name) if line["kind"] != "step"] for name in ("one", "two"))
+    assert [(line["kind"], line["step"]) for line in one] == [(line["kind"], line["step"]) for line in two]
+    for a, b in zip(one, two, strict=True):
+        assert a["mixture"] == pytest.approx(b["mixture"], abs=1e-4)
+        assert a.get("passes") == b.get("passes")
+    done = subprocess.run(
+        [*command, "--set", "train.max_steps=18"], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert "Finished after 18 steps" in done.stdout
+
+
 def test_the_flag_changes_nothing_where_nothing_has_changed(tmp_path):
     config = old("train.max_steps=9")
     train(config, tmp_path / "one", Silent())
@@ -340,7 +372,9 @@ def test_new_tokens_of_targets_have_cost_nothing_yet(tmp_path):
     before = recipe("base-mirror base-shift", "o2m", *dds, *places)
     train(before, tmp_path / "run", Silent())
     tensors = checkpoints.read(checkpoints.listed(tmp_path / "run")[-1])[0]
-    after = recipe("base-mirror base-shift base-loud", "o2m-grown", *dds, *places, "train.max_steps=20", keep="data/o2m")
+    after = recipe(
+        "base-mirror base-shift base-loud", "o2m-grown", *dds, *places, "train.max_steps=20", keep="data/o2m"
+    )
     run = Training(after, tmp_path / "run", changed_data=True)
     run.close()
     vocabulary = Prepared(after).vocabulary
@@ -367,11 +401,13 @@ def test_what_cannot_go_on_is_refused_and_nothing_is_lost(tmp_path):
     run = tmp_path / "run"
     train(old(), run, Silent())
     more = "train.max_steps=20"
-    refused(new(), run, "is finished after 12 steps of the changed data; raise train.max_steps or train.max_epochs")
+    refused(
+        new(), run, "is finished after 12 steps, also with the changed data; raise train.max_steps or train.max_epochs"
+    )
     refused(new(more, pairs="loud-base"), run, "none of its language pairs is still there; begin a new run")
     places = [f"data.{split}=data/made-up/shift-base/{split}.{{lang}}" for split in ("train", "dev", "test")]
     both = recipe("shift-base base-shift", "tagged", more, *places, keep="data/old")
-    refused(both, run, "trained for one target language, and now there is several target languages. Only with several")
+    refused(both, run, "trained for one target language, but they have several target languages. Only with several")
     other = recipe(GROWN, "learned-anew", more)
     refused(other, run, rf"another vocabulary than its own. Set \[vocabulary\] keep = '{run}' in the recipe, and run")
     refused(new(more, "mixture.every=7"), run, "other settings: mixture.every. Choose another --run")
@@ -408,7 +444,12 @@ def test_a_model_of_an_earlier_vocabulary_is_not_exported_with_the_new_one(tmp_p
 def test_more_pairs_than_before_stay_within_the_budget():
     def made(count, **settings):
         table = [*SMALL, "data.pairs=[" + ", ".join(f'"l{i}-base"' for i in range(count)) + "]"]
-        table += ["mixture.method=anchored", "mixture.probe_budget=0.1", "mixture.probe_tokens=4000", "train.tokens=9600"]
+        table += [
+            "mixture.method=anchored",
+            "mixture.probe_budget=0.1",
+            "mixture.probe_tokens=4000",
+            "train.tokens=9600",
+        ]
         return load_config(ROOT / "recipes" / "tiny.toml", [*table, *(f"mixture.{k}={v}" for k, v in settings.items())])
 
     first = within_budget(made(18), 20_000)

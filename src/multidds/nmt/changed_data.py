@@ -1,7 +1,7 @@
 """A run that goes on with other data (`--changed-data`): whether it can, and what of its checkpoint fits them.
 
-The vocabulary of the run is kept, so that its model fits; where it has grown, behind its end, so do the embeddings. What
-is learned of the mixture is carried over by the core.
+The vocabulary of the run is kept, so that its model fits; where tokens were added at its end, the embeddings grow too.
+What is learned of the mixture is carried over by the core.
 """
 
 from collections.abc import Mapping
@@ -33,16 +33,16 @@ def check_changed(folder: Path, old: Config, new: Config, prepared: Prepared) ->
     if several[0] != several[1]:
         before, now = ("several target languages" if many else "one target language" for many in several)
         raise UserError(
-            f"{where}: it was trained for {before}, and now there is {now}. Only with several has every source sentence "
-            "a tag for its target language, which the model would not know; begin a new run."
+            f"{where}: it was trained for {before}, but they have {now}. Only with several has every source sentence a "
+            "tag that asks for its target language, and the model has learned the one or the other; begin a new run."
         )
     ours, theirs = load_vocabulary(folder / VOCABULARY), prepared.vocabulary
     longer = all(theirs[side][: len(tokens)] == tokens for side, tokens in ours.items())
     models = model_digests(prepared.folder)
     if not longer or not model_digests(folder / VOCABULARY).items() <= models.items():
         raise UserError(
-            f"{where}: they were prepared with another vocabulary than its own. Set [vocabulary] keep = {str(folder)!r} "
-            "in the recipe, and run 'multidds prepare' again."
+            f"{where}: they were prepared with another vocabulary than its own. Set [vocabulary] keep = "
+            f"{str(folder)!r} in the recipe, and run 'multidds prepare' again."
         )
 
 

@@ -215,7 +215,6 @@ class Examples:
             self.scorer.load_state_dict({**state["scorer"], "tensors": _padded(parts["scorer"], like)})
 
 
-
 def _padded(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """With zeros at their ends as large as those like them: for a vocabulary that has grown."""
     found = dict(tensors)

@@ -13,6 +13,7 @@ from multidds.randomness import random_states, set_random_states
 
 from .changed_data import grown
 from .errors import UserError
+from .records import DataChanged
 
 if TYPE_CHECKING:
     from .train import Training
@@ -84,6 +85,19 @@ def load(run: "Training", tensors: dict[str, Tensor], state: dict[str, Any], cha
     set_random_states(run.device, parts["random"])
 
 
-def names_in(state: dict[str, Any]) -> list[str]:
-    """The language pairs of the training that was saved."""
-    return list(Mixture.shares_in(state["mixture"]))
+def renew(run: "Training", state: dict[str, Any]) -> DataChanged:
+    """A training that goes on with other data: what is counted in them, or compared on dev sets, begins anew.
+
+    A UserError where nothing would be left to train.
+    """
+    at, before, now = run.progress, Mixture.shares_in(state["mixture"]), run.mixture.probabilities
+    at.epoch, at.best, at.waited = at.sentences // run.total, None, 0
+    if reason := run.reason_to_finish():
+        raise UserError(
+            f"{run.folder}: is finished after {reason}, also with the changed data; raise train.max_steps or "
+            "train.max_epochs to train on them."
+        )
+    if run.balancer is not None:
+        run.balancer.priority = run.priority(at.epoch)
+    added, left_out = ([n for n in one if n not in other] for one, other in ((now, before), (before, now)))
+    return DataChanged(step=at.step, mixture=now, added=added, left_out=left_out)

@@ -6,7 +6,6 @@ Several processes share every step: each takes its part of the same sentences, a
 
 import contextlib
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from .balancing import make_balancer, record_of
 from .batches import Batch, Stream, assemble
 from .config import Config, read_run
 from .device import compiler_errors, device_of
-from .errors import UserError
 from .examples import make_examples
 from .losses import RecentLosses
 from .model import make_model
@@ -33,7 +31,7 @@ from .prior import prior_of, schedule_of
 from .processes import Processes
 from .progress import Display, Progress, stop_signals
 from .records import AnyRecord, DataChanged, Started, Stepped, Validated, check_free
-from .resuming import load, names_in, saved
+from .resuming import load, renew, saved
 from .run_folder import check_beside, check_run_folder, data_of, open_run
 from .schedule import learning_rate, planned_steps, within_budget
 from .sentences import Sentences
@@ -119,7 +117,7 @@ class Training:
         self.stream = self._stream()
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
         self.balancer = make_balancer(
-            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0)
+            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self.priority(epoch=0)
         )  # fmt: skip
         self.examples = make_examples(
             config, self.model, self._token_losses, self.data, self.dev, prepared.vocabulary, self.processes
@@ -242,7 +240,7 @@ class Training:
         total = sum((self._summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
         return total / sum(part.tokens for part in parts)
 
-    def _priority(self, epoch: int) -> str | dict[str, float]:
+    def priority(self, epoch: int) -> str | dict[str, float]:
         return "regular" if epoch < self.config.mixture.switch_epoch else self.config.mixture.priority
 
     def steps_until_update(self) -> int:
@@ -296,7 +294,7 @@ class Training:
         if self.balancer is not None:
             if all(math.isfinite(loss) for loss in losses.values()):
                 self.balancer.dev_losses = losses
-            self.balancer.priority = self._priority(at.epoch)
+            self.balancer.priority = self.priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
         seconds = at.lap("validation")
         perplexity = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
@@ -372,33 +370,12 @@ class Training:
         changed = data_of(self.folder, state) != self._fingerprint
         load(self, tensors, state, changed)
         if changed:
-            self._renew(names_in(state))
+            self.changed = renew(self, state)
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
         self.before = int(state.get("processes", 1))
         return int(state["records"])
-
-    def _renew(self, before: Sequence[str]) -> None:
-        """What is counted in the data and compared on the dev sets begins anew. before: the language pairs there were.
-
-        A UserError where nothing would be left to train.
-        """
-        at, names = self.progress, self.config.data.names
-        at.epoch, at.best, at.waited = at.sentences // self.total, None, 0
-        if reason := self.reason_to_finish():
-            raise UserError(
-                f"{self.folder}: is finished after {reason} of the changed data; raise train.max_steps or "
-                "train.max_epochs to train on them."
-            )
-        if self.balancer is not None:
-            self.balancer.priority = self._priority(at.epoch)
-        self.changed = DataChanged(
-            step=at.step,
-            mixture=self.mixture.probabilities,
-            added=[name for name in names if name not in before],
-            left_out=[name for name in before if name not in names],
-        )
 
     def _write_best(self) -> None:
         if self.processes.rank == 0:
