@@ -381,7 +381,10 @@ class Balancer:
         was = Mixture.shares_in(state["mixture"])
         before = sorted(was)
         check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are_packed(is_share, len(before))))
-        mixture, places = Mixture(carried_shares(was, self.start)), places_of(self._order, before)
+        shares, places = carried_shares(was, self.start), places_of(self._order, before)
+        if shares.keys() != was.keys():  # what others have left, or a new one takes, may be more than the bounds allow
+            shares = self._limits.applied(shares, int(state["steps"]))
+        mixture = Mixture(shares)
         found = {"mixture": mixture.state_dict()}
         for key, own in (("prior", self._prior), ("anchor", self._anchor)):
             kept = carried_shares(dict(zip(before, unpacked(state[key]), strict=True)), self._named(own))
