@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "sampling": {"carrying", "checks", "draws", "mixture", "replicas", "sources"},
     "shared_rules": {"draws", "mixture"},
     "mixed_dataset": {"carrying", "checks", "draws", "mixture", "shared_rules"},
-    "loading": {"checks", "mixture", "randomness", "replicas", "sampling"},
+    "loading": {"carrying", "checks", "mixture", "randomness", "replicas", "sampling"},
     "shards": {"gradients", "replicas"},
     "sharing": {"gradients", "replicas"},
     "wrappers": {"checks", "shards"},
@@ -138,6 +138,7 @@ MAY_IMPORT = {
     "huggingface": {"huggingface.callback", "mixed_dataset"},
     "huggingface.callback": {
         "balancer",
+        "carrying",
         "checks",
         "huggingface.logs",
         "huggingface.probes",
@@ -153,6 +154,7 @@ MAY_IMPORT = {
     "lightning": {"lightning.callback", "loading"},
     "lightning.callback": {
         "balancer",
+        "carrying",
         "lightning.logs",
         "lightning.probes",
         "lightning.refusals",
@@ -168,7 +170,7 @@ MAY_IMPORT = {
     "lightning.refusals": {"checks", "loading", "mixture", "probing"},
     "trl": {"checks", "huggingface", "mixed_dataset", "mixture", "options"},
     "sentence_transformers": {"sentence_transformers.batches", "sentence_transformers.callback"},
-    "sentence_transformers.batches": {"checks", "draws", "mixture", "randomness", "replicas"},
+    "sentence_transformers.batches": {"carrying", "checks", "draws", "mixture", "randomness", "replicas"},
     "sentence_transformers.callback": {
         "balancer",
         "checks",

@@ -92,9 +92,8 @@ class Balancer:
     `docs/method.md` explains the rules and connects all of this with the paper.
     """
 
-    history: Thinned[
-        Update
-    ]  # all of a hundred updates, then fewer and fewer; without their tables where those are large
+    # All of a hundred updates, then fewer and fewer; without their tables where those are large.
+    history: Thinned[Update]
 
     def __init__(
         self,
@@ -380,8 +379,11 @@ class Balancer:
         """The state as if it had been saved with the datasets and dev sets there are now."""
         was = Mixture.shares_in(state["mixture"])
         before = sorted(was)
+        if before == self._order and self._estimator.fits(state):
+            return dict(state)
         check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are_packed(is_share, len(before))))
-        mixture, places = Mixture(carried_shares(was, self.start)), places_of(self._order, before)
+        shares, places = carried_shares(was, self.start), places_of(self._order, before)
+        mixture = Mixture(shares if before == self._order else self._limits.applied(shares, int(state["steps"])))
         found = {"mixture": mixture.state_dict()}
         for key, own in (("prior", self._prior), ("anchor", self._anchor)):
             kept = carried_shares(dict(zip(before, unpacked(state[key]), strict=True)), self._named(own))

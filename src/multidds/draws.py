@@ -141,10 +141,11 @@ class Draws:
     def load_state_dict(self, state: Mapping[str, Any], changed: Mixture | None = None) -> None:
         """The next call of `rule` counts even if the mixture has not moved, unless the state ends with that mixture.
 
-        changed: the mixture from here on, if datasets were added or left out; the others keep their counts.
+        changed: the mixture from here on, if datasets were added or left out; the others keep their counts. If none
+            were, all goes on exactly, mixtures that are waiting included.
         """
         check_state("Draws", state, seed=is_whole, position=is_count, counts=by_name(is_count), rules=are(_is_rule))
-        if changed is not None:
+        if changed is not None and set(changed.names) != state["counts"].keys():
             names = changed.names
             counts = {name: state["counts"].get(name, 0) for name in names}
             state = {**state, "counts": counts, "rules": [[state["position"], changed.probabilities]]}

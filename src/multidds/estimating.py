@@ -353,6 +353,10 @@ class Estimator:
             "tensors": {} if self._averages is None else self._averages.tensors(),
         }
 
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is of these datasets and dev sets."""
+        return self._sources.fits(state)
+
     def carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state for these datasets and dev sets, where some were added or left out."""
         found = {**state, **self._sources.carried(state), **self.dev.carried(state)}

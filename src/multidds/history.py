@@ -109,9 +109,23 @@ def save_history(
         before = [Moment(0, {"mixture": dict(start)}, prior=updates[0].prior)]
     if before and before[-1].mixture.keys() != updates[-1].mixture.keys():
         raise ValueError(f"save_history: {target} is the history of other datasets; choose another file.")
-    kept = thinned([*before, *new], max(50, _NUMBERS // len(updates[-1].mixture)))
+    _write(target, thinned([*before, *new], max(50, _NUMBERS // len(updates[-1].mixture))))
+
+
+def change_history(folder: str | PathLike[str], step: int, mixture: Mapping[str, float]) -> None:
+    """A training goes on after `step` with other datasets: mixture.jsonl in the folder, if it is there and of others,
+    ends with this mixture, behind what it says up to that step.
+    """
+    target = Path(folder) / PLAIN
+    written = list(_lines(target)) if target.is_file() else []
+    before = [moment for moment in written if moment.step <= step]
+    if before and before[-1].mixture.keys() != mixture.keys():
+        _write(target, [*before, Moment(step, {"mixture": dict(mixture)})])
+
+
+def _write(target: Path, moments: Iterable[Moment]) -> None:
     written = target.with_name(f".{target.name}.part")
-    written.write_text("".join(f"{_line(moment)}\n" for moment in kept), encoding="utf-8")
+    written.write_text("".join(f"{_line(moment)}\n" for moment in moments), encoding="utf-8")
     os.replace(written, target)
 
 
@@ -189,7 +203,7 @@ def _records(path: Path) -> Iterator[Moment]:
         if noted != f'{checksum:08x}"}}'.encode():
             raise ValueError(f"{path}:{number}: is damaged (its checksum does not fit), or of another version.")
         record = json.loads(body + b"}")
-        if record.get("kind") in ("start", "update"):
+        if record.get("kind") in ("start", "update", "data"):
             yield _read(record)
 
 

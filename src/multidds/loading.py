@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
+from .carrying import HINT
 from .checks import check_names, check_whole
 from .mixture import Mixture, check_mixture
 from .randomness import derive
@@ -48,6 +49,7 @@ class MixedLoader:
         self._seed, self._options = seed, options
         self._sampler: MixtureSampler | None = None
         self._handed_out = 0  # batches, over resumes
+        self._refused: ValueError | None = None  # why the state that was loaded last was not
         self._iterator: Iterator[Any] | None = None  # by this name Lightning stops its workers when a fit ends
 
     @property
@@ -71,6 +73,8 @@ class MixedLoader:
             yield batch
 
     def _opened(self) -> Iterator[Any]:
+        if self._refused is not None:
+            raise self._refused
         sampler = self._indices
         sampler.load_state_dict(sampler.state_dict(self._handed_out))  # back over what an abandoned iterator read ahead
         # Seeds of workers from a generator of its own: the model's random numbers do not change with the loader.
@@ -99,9 +103,21 @@ class MixedLoader:
         return self._indices.state_dict(self._handed_out - unfinished)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._indices.load_state_dict(state)
+        """Go on exactly there. A state of other data is refused when the next batch is asked for: Lightning loads it
+        before a callback can `go_on` with them.
+        """
+        try:
+            self.go_on(state)
+        except ValueError as error:
+            if HINT not in str(error):
+                raise
+            self._refused = error
+
+    def go_on(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """The same, refused at once. changed: datasets may have been added, left out, or have another size."""
+        self._indices.load_state_dict(state, changed)
         self._handed_out = self._indices.drawn
-        self._iterator = None
+        self._iterator = self._refused = None
 
 
 def mixed_loader(

@@ -5,11 +5,12 @@ Imports none of them, nor torch: what is given is theirs. Numbers that every log
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from .history import save_history
+from .history import change_history, save_history
 
 if TYPE_CHECKING:
     from .update import Update
@@ -49,7 +50,19 @@ def on_console(update: "Update", write: Callable[[str], object] = print) -> None
 
 def keep_history(balancer: Any, folder: str | PathLike[str], passes: Mapping[str, float]) -> None:
     """Write mixture.jsonl into a folder of a trainer. A disk that is full must not end the training."""
-    try:
+    with _warning():
         save_history(balancer, folder, passes=passes)
+
+
+def keep_change(folder: str | PathLike[str], step: int, mixture: Mapping[str, float]) -> None:
+    """The same where a training goes on with other datasets."""
+    with _warning():
+        change_history(folder, step, mixture)
+
+
+@contextmanager
+def _warning() -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         _log.warning("BalanceCallback: the history of the mixture is not written: %s", error)

@@ -76,14 +76,21 @@ def top_movers(moments: Sequence[Moment], most: int = MOST) -> list[str]:
 
 
 def shares_of(moments: Sequence[Moment], name: str) -> list[float]:
-    """Its share at every moment. One that a log has left out has hardly moved: the share before, or else the next."""
-    found: list[float | None] = [moment.mixture.get(name) for moment in moments]
+    """Its share at every moment. One that a log has left out has hardly moved: the share before, or else the next. One
+    that is not in a whole mixture was not there: 0.
+    """
+    found = [m.mixture[name] if name in m.mixture else _left_out(m.mixture) for m in moments]
     last = next((share for share in found if share is not None), 0.0)
     values = []
     for share in found:
         last = last if share is None else share
         values.append(last)
     return values
+
+
+def _left_out(mixture: Mapping[str, float]) -> float | None:
+    """The share of a dataset that is not in a mixture; None: not known."""
+    return 0.0 if sum(mixture.values()) > 1 - 1e-6 else None
 
 
 def _drawn(moments: Sequence[Moment], names: Sequence[str], below: Sequence[str], ink: str) -> "Figure":

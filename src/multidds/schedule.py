@@ -76,10 +76,15 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps, "mixture": self.mixture.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """changed: datasets may have been added or left out; the mixture is the one of this moment in the schedule."""
         check_state("Schedule", state, steps=is_count, mixture=is_state)
-        self.mixture.load_state_dict(state["mixture"])
-        self._steps = int(state["steps"])
+        steps = int(state["steps"])
+        if changed and Mixture.shares_in(state["mixture"]).keys() != set(self.mixture.names):
+            self.mixture.move(along(self._points, (steps - steps % self.every) / self.steps))
+        else:
+            self.mixture.load_state_dict(state["mixture"])
+        self._steps = steps
 
 
 def checked_points(

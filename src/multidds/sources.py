@@ -137,6 +137,11 @@ class ProbeSources:
             for role, by_name in self._opened.items()
         }
 
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is of sources of the same names."""
+        found = {role: state.get(role) for role in self._opened}
+        return all(isinstance(s, Mapping) and s.keys() == self._opened[role].keys() for role, s in found.items())
+
     def carried(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """A state for these sources, some of which may be new and begin; others may have been left out."""
         return {

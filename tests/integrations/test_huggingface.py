@@ -41,9 +41,11 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
+    TrainerCallback,
 )
 
-from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of
+from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of, plot
+from multidds.history import moments_of
 from multidds.huggingface import BalanceCallback, MixedDataset
 from multidds.huggingface.refusals import check_model
 
@@ -216,6 +218,69 @@ def test_resuming_what_cannot_be_right_is_refused(tmp_path):
     plain.train()
     with pytest.raises(ValueError, match="^BalanceCallback: the checkpoint was written without a BalanceCallback, so"):
         trainer_of(tmp_path / "plain", settings=settings)[0].train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_changed_data_is_refused_or_gone_on_with_as_asked(workers, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 5, "dataloader_num_workers": workers}
+    first, callback = trainer_of(tmp_path, every=2, settings={**settings, "max_steps": 5})
+    first.train()
+    before, counts = callback.balancer.mixture.probabilities, callback.state()["attributes"]["dataset"]["counts"]
+    assert before != Mixture.proportional(SIZES).probabilities
+    data = {**train_sets(), "d": Rows(22, 9, offset=100)}
+    del data["a"]
+
+    def changed(**options):
+        mixture = Mixture.proportional({name: len(d) for name, d in data.items()})
+        trainer = Watched(
+            Classifier(), arguments(tmp_path, **settings), train_dataset=MixedDataset(data, mixture, seed=1),
+            eval_dataset={"y": dev_sets()["y"], "z": Rows(10, 30)},
+        )  # fmt: skip
+        trainer.add_callback(BalanceCallback(trainer, 2, scorer=Scorer(lr=2.0), seed=5, **options))
+        return trainer, trainer.callback_handler.callbacks[-1]
+
+    with pytest.raises(ValueError, match="'d' is missing. Where the data were changed on purpose, changed_data=True"):
+        changed()[0].train(resume_from_checkpoint=True)
+    trainer, again = changed(changed_data=True)
+    begun = []
+    trainer.add_callback(Beginning(lambda: begun.append(again.balancer.mixture.probabilities)))
+    trainer.train(resume_from_checkpoint=True)
+    assert begun[0]["d"] == pytest.approx(22 / 60)
+    assert begun[0]["b"] / begun[0]["c"] == pytest.approx(before["b"] / before["c"])
+    assert trainer.state.global_step == 14
+    seen = [number for batch in trainer.seen for number in batch]
+    assert len(seen) == 9 * 8  # from step 5 on: nothing is repeated or skipped
+    assert {number for number in seen if number < 6} == set()
+    assert {number for number in seen if number >= 100}
+    consumed = again.state()["attributes"]["dataset"]["counts"]
+    assert consumed.keys() == {"b", "c", "d"}
+    assert consumed["b"] == counts["b"] + sum(6 <= number < 30 for number in seen)
+    written = [(moment.step, "".join(sorted(moment.mixture))) for moment in moments_of(tmp_path / "mixture.jsonl")]
+    assert written == [(step, "abc" if step < 5 else "bcd") for step in (0, 2, 4, 5, 6, 8, 10, 12, 14)]
+    plot(tmp_path / "mixture.jsonl")
+
+    plain, third = changed()  # what has been changed is what goes on from then on
+    plain.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+    assert plain.seen == trainer.seen[10:]
+    assert third.state() == again.state()
+
+
+def test_where_nothing_has_changed_changed_data_changes_nothing(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 4}
+    whole, callback = trainer_of(tmp_path, settings=settings)
+    whole.train()
+    resumed, again = trainer_of(tmp_path, settings=settings, changed_data=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert resumed.seen == whole.seen[8:]
+    assert again.state() == callback.state()
+
+
+class Beginning(TrainerCallback):
+    def __init__(self, told):
+        self.told = told
+
+    def on_train_begin(self, *args, **kwargs):
+        self.told()
 
 
 def test_datasets_of_any_names_are_trained_logged_and_resumed(tmp_path):

@@ -284,6 +284,71 @@ def test_a_resumed_fit_equals_an_uninterrupted_one(way, options, saving, tmp_pat
     assert resumed[:-1] == whole[:-1]
 
 
+# (sizes of the changed datasets, where it was saved): an epoch becomes shorter than what was done of it, or longer
+@pytest.mark.parametrize("sizes", [{"b": 13, "c": 7, "d": 9}, {"a": 40, "b": 20, "d": 90}], ids=str)
+def test_changed_data_is_refused_or_gone_on_with_as_asked(sizes, tmp_path):
+    loader, callback = loader_and_callback()
+    saver = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=11, save_top_k=-1)
+    trainer(tmp_path, saver, callback, max_steps=12).fit(net(), loader)
+    (saved,) = (tmp_path / "saved").glob("*.ckpt")
+    checkpoint = torch.load(saved, weights_only=True)["callbacks"]["BalanceCallback"]
+    before = checkpoint["mixture"]["probabilities"]
+
+    def changed(path=saved, folder="changed", **options):
+        data = {name: dataset(size, seed=size) for name, size in sizes.items()}
+        mixture = Mixture.proportional(sizes)
+        loader = mixed_loader(data, mixture, 4, seed=5)
+        dev = {"y": DEV["y"], "z": DEV["x"]}
+        callback = BalanceCallback(mixture, dev, 3, scorer=Scorer(lr=1.0), batch_size=4, **options)
+        module = net()
+        saver = ModelCheckpoint(tmp_path / folder, "{step}", every_n_train_steps=11, save_top_k=-1)
+        trainer(tmp_path, saver, callback, max_steps=25).fit(module, loader, ckpt_path=path)
+        return module, callback, loader
+
+    with pytest.raises(ValueError, match="'d' is missing. Where the data were changed on purpose, changed_data=True"):
+        changed()
+    module, callback, loader = changed(changed_data=True)
+    update = callback.balancer.history[0]
+    assert update.step == 12
+    assert update.before["d"] == pytest.approx(sizes["d"] / sum(sizes.values()))
+    kept = [name for name in sizes if name in before]
+    assert update.before[kept[0]] / update.before[kept[1]] == pytest.approx(before[kept[0]] / before[kept[1]])
+    assert len(module.batches) == 14
+    counts = loader.state_dict()["counts"]
+    assert counts.keys() == sizes.keys()
+    assert sum(counts.values()) == 14 * 4 + sum(checkpoint["loader"]["counts"][name] for name in kept)
+
+    (newer,) = (tmp_path / "changed").glob("*.ckpt")
+    again, third, loaded = changed(newer, "again")
+    assert again.batches == module.batches[-len(again.batches) :]
+    assert result(again, third, loaded)[:-1] == result(module, callback, loader)[:-1]
+
+
+def test_a_loader_refuses_the_state_of_other_data_before_its_first_batch():
+    state = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4).state_dict()
+    other = mixed_loader({"a": TRAIN["a"], "b": TRAIN["c"]}, Mixture.uniform("ab"), 4)
+    other.load_state_dict(state)  # by Lightning, before a callback can say that other data are meant
+    with pytest.raises(ValueError, match="'c' is unknown; there are 'a', 'b'. Where the data were changed on purpose"):
+        next(iter(other))
+    with pytest.raises(ValueError, match="'places'|'batches'|'sizes'"):
+        other.load_state_dict({})
+
+
+def test_a_finished_fit_with_changed_data_leaves_their_mixture(tmp_path):
+    loader, callback = loader_and_callback()
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=12)
+    trainer(tmp_path, saver, callback, max_steps=12).fit(net(), loader)
+    (saved,) = tmp_path.glob("*.ckpt")
+    learned = callback.mixture.probabilities
+    mixture = Mixture.proportional({"a": 40, "b": 13, "d": 53})
+    sets = {"a": TRAIN["a"], "b": TRAIN["b"], "d": dataset(53, seed=3)}
+    again = BalanceCallback(mixture, DEV, 3, changed_data=True)
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=12)
+    trainer(tmp_path, saver, again, max_steps=12).fit(net(), mixed_loader(sets, mixture, 4, seed=5), ckpt_path=saved)
+    assert mixture["d"] == pytest.approx(0.5)
+    assert mixture["a"] / mixture["b"] == pytest.approx(learned["a"] / learned["b"])
+
+
 def test_a_step_saved_before_the_callback_heard_of_it_is_caught_up(tmp_path):
     class Early(Callback):
         """A user's own, first in the list: it saves before the update of this step."""

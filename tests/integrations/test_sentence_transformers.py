@@ -237,6 +237,49 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(settings, save_
         assert torch.equal(p, expected)
 
 
+@pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
+def test_changed_data_is_refused_or_gone_on_with_as_asked(sampler, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 5, "batch_sampler": sampler}
+    first, callback = trainer_of(tmp_path, settings={**settings, "max_steps": 10}, **MOVING)
+    first.train()
+    before, counts = callback.balancer.mixture.probabilities, callback.state()["attributes"]["dataset"]["examples"]
+    data = {"b": pairs(22, 2), "d": pairs(20, 9), "c": train_sets()["c"]}  # of b there is less now
+
+    def changed(**options):
+        made = model()
+        trainer = Watched(
+            made,
+            arguments(tmp_path, Mixture.proportional({name: len(d) for name, d in data.items()}), **settings),
+            train_dataset=data,
+            eval_dataset=dev_sets(),
+            loss=losses.MultipleNegativesRankingLoss(made),
+        )
+        callback = BalanceCallback(trainer, 2, dev={"b": dev_sets()["b"]}, seed=5, **MOVING, **options)
+        trainer.add_callback(callback)
+        return trainer, callback
+
+    with pytest.raises(ValueError, match="'d' is missing. Where the data were changed on purpose, changed_data=True"):
+        changed()[0].train(resume_from_checkpoint=True)
+    trainer, again = changed(changed_data=True)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 20
+    update = again.balancer.history[0]
+    assert update.step == 12
+    assert update.before["d"] == pytest.approx(20 / 57)
+    assert update.before["b"] / update.before["c"] == pytest.approx(before["b"] / before["c"])
+    names = [name for name, _ in drawn(trainer, data)]
+    assert len(names) == 10
+    assert "d" in names
+    state = again.state()["attributes"]["dataset"]
+    assert state["examples"]["c"] >= counts["c"]
+    assert sum(state["examples"].values()) > counts["b"] + counts["c"]
+
+    plain, third = changed()
+    plain.train(resume_from_checkpoint=str(tmp_path / "checkpoint-15"))
+    assert plain.seen == trainer.seen[5:]
+    assert third.state() == again.state()
+
+
 def test_a_second_training_begins_anew(tmp_path):
     trainer, callback = trainer_of(tmp_path, settings={"max_steps": 4}, **MOVING)
     trainer.train()

@@ -91,6 +91,28 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(kind, tmp_path)
     assert same_parameters(resumed, whole)
 
 
+def test_changed_data_is_refused_or_gone_on_with_as_asked(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 3}
+
+    def made(names, **options):
+        sets = train_sets()
+        trainer = sft(tmp_path, sets["a"], dev_sets(), **settings)
+        return trainer, balance(trainer, {n: sets[n] for n in names}, every=2, scorer=Scorer(lr=2.0), **options)
+
+    first, _ = made("ab")
+    first.train()
+    before = mixtures(first)[2]
+    with pytest.raises(ValueError, match="'c' is missing. Where the data were changed on purpose, changed_data=True"):
+        made("abc")[0].train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    trainer, again = made("abc", changed_data=True)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    update = again.balancer.history[0]
+    assert update.step == 4
+    assert update.before["c"] == pytest.approx(20 / 62)
+    assert update.before["a"] / update.before["b"] == pytest.approx(before["a"] / before["b"])
+    assert mixtures(trainer)[6].keys() == {"a", "b", "c"}
+
+
 def test_reference_log_probabilities_are_computed_ahead_for_all(tmp_path):
     found = []
     for ahead in (False, True):

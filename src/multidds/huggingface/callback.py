@@ -16,12 +16,13 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import RemoveColumnsCollator
 
 from ..balancer import Balancer
+from ..carrying import CALLBACK_HINT, advising
 from ..checks import check_whole
 from ..mixed_dataset import MixedDataset
 from ..options import takes_options_of
 from ..probing import Loss
 from . import refusals
-from .logs import lay_out, log_update
+from .logs import lay_out, log_change, log_update
 from .probes import dev_sets, loss_of, sources
 
 _log = logging.getLogger("multidds")
@@ -41,6 +42,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     batch_size: examples per probe batch; by default those of a training batch per device.
     loss: loss(model, batch), by default the Trainer's `compute_loss`.
     inexact_resume: let streams that cannot report their position start over after a resume, instead of an error.
+    changed_data: let a training resume although datasets or dev sets were added or left out, or have another size,
+        instead of an error. A new one starts at its prior share; the others keep what they learned. An option of its
+        own, since by mistake it would go unnoticed; where nothing has changed, it changes nothing.
 
     `balancer` belongs to the current or the next training. A new mixture takes effect at a fixed position, after what
     the loader has read ahead: dataloader_num_workers * dataloader_prefetch_factor + 1 batches after the step.
@@ -56,6 +60,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         batch_size: int | None = None,
         loss: Loss | None = None,
         inexact_resume: bool = False,
+        changed_data: bool = False,
         **options: Any,
     ) -> None:
         self._check(trainer)
@@ -70,6 +75,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._dev = self._dev_sets(trainer, dev)
         self._batch_size = batch_size or trainer.args.per_device_train_batch_size
         self._inexact_resume, self._inexact = inexact_resume, self._why_inexact(trainer)
+        self._changed_data = changed_data
         self._prior = self._mixed.mixture.probabilities
         self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
         self._resumed_at: int | None = None  # the step of the checkpoint, if there was one
@@ -171,8 +177,11 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = written["attributes"]
         inexact = None if self._inexact_resume else self._inexact or saved["inexact"]
         refusals.check_resuming(inexact, saved["position"], state.global_step, self._step)
-        self.balancer.load_state_dict(saved["balancer"])
-        self._mixed.load_state_dict(saved["dataset"])
+        with advising(CALLBACK_HINT):
+            self.balancer.load_state_dict(saved["balancer"], self._changed_data)
+            self._mixed.load_state_dict(saved["dataset"], self._changed_data)
+        if self._changed_data:
+            log_change(self._trainer, self.balancer.mixture.probabilities)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._mixed.consume(self._step)

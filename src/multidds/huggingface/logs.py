@@ -9,7 +9,7 @@ from transformers import Trainer
 from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from ..loggers import LAYOUT, TABLE, keep_history, on_console, table
+from ..loggers import LAYOUT, TABLE, keep_change, keep_history, on_console, table
 from ..update import Update
 
 _CONSOLES = (PrinterCallback, ProgressCallback)  # they would print every number
@@ -38,8 +38,19 @@ def log_update(trainer: Any, balancer: Any, update: Update, passes: Mapping[str,
             columns, rows = table(update, passes)
             shown = callback._wandb.Table(columns=columns, data=rows)
             callback._wandb.log({TABLE: shown, "train/global_step": trainer.state.global_step})
-    if trainer.args.output_dir and trainer.args.save_strategy != "no" and Path(trainer.args.output_dir).is_dir():
+    if _keeps_history(trainer):
         keep_history(balancer, trainer.args.output_dir, passes)
+
+
+def log_change(trainer: Any, mixture: Mapping[str, float]) -> None:
+    """The training goes on with other datasets, drawn from this mixture."""
+    if trainer.state.is_world_process_zero and _keeps_history(trainer):
+        keep_change(trainer.args.output_dir, trainer.state.global_step, mixture)
+
+
+def _keeps_history(trainer: Any) -> bool:
+    args = trainer.args
+    return bool(args.output_dir and args.save_strategy != "no" and Path(args.output_dir).is_dir())
 
 
 def lay_out(trainer: Any) -> None:

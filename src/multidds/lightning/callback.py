@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from ..balancer import Balancer
+from ..carrying import CALLBACK_HINT, advising, carried_shares
 from ..loading import MixedLoader
 from ..mixture import Mixture
 from ..options import takes_options_of
@@ -23,7 +24,7 @@ from ..randomness import random_states, set_random_states
 from ..replicas import Replicas
 from ..update import Update
 from . import refusals
-from .logs import log_update
+from .logs import log_change, log_update
 from .probes import loss_of, sources, sources_of
 
 _log = logging.getLogger("multidds")
@@ -40,6 +41,8 @@ class BalanceCallback(Callback):
     train: sources of probe batches other than the loader's datasets.
     batch_size: examples per probe batch; by default those of the loader's batches.
     dev_metrics: {dev set: name of a logged validation loss}; the priorities low and high then rank by these.
+    changed_data: let `fit(ckpt_path=...)` continue although datasets or dev sets were added or left out, or have
+        another size, instead of an error. A new one starts at its prior share; the others keep what they learned.
 
     `balancer` exists from the start of training. Each update is one line on the console. All details go to the
     trainer's loggers, under the number of optimizer steps, and to mixture.jsonl beside their logs, which
@@ -57,6 +60,7 @@ class BalanceCallback(Callback):
         train: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
         dev_metrics: Mapping[str, str] | None = None,
+        changed_data: bool = False,
         **options: Any,
     ) -> None:
         refusals.check_arguments(mixture, dev, loss, train, dev_metrics, every=every, batch_size=batch_size)
@@ -65,7 +69,7 @@ class BalanceCallback(Callback):
         self.mixture = mixture
         self.balancer: Balancer | None = None
         self._dev, self._train, self._batch_size = dict(dev), train, batch_size
-        self._loss, self._dev_metrics = loss, dev_metrics
+        self._loss, self._dev_metrics, self._changed_data = loss, dev_metrics, changed_data
         self._module: LightningModule | None = None  # the balancer's
         self._loader: MixedLoader | None = None
         self._steps = 0  # optimizer steps that the balancer has been told of, in the trainer's count
@@ -87,9 +91,12 @@ class BalanceCallback(Callback):
             self._steps = trainer.global_step
             return
         state, self._loaded = self._loaded, None
-        self.balancer.load_state_dict(state["balancer"])
-        loader.load_state_dict(state["loader"])
+        with advising(CALLBACK_HINT):
+            self.balancer.load_state_dict(state["balancer"], self._changed_data)
+            loader.go_on(state["loader"], self._changed_data)
         self._steps = int(state["steps"])
+        if self._changed_data:
+            log_change(trainer, self._steps, self.mixture.probabilities)
         replicas = Replicas(pl_module.device)
         if len(state["random"]) == replicas.size:
             set_random_states(pl_module.device, state["random"][replicas.rank])
@@ -142,7 +149,12 @@ class BalanceCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self._loaded is not None:  # the checkpoint left nothing to train
-            self.mixture.load_state_dict(self._loaded["mixture"])
+            if self._changed_data:
+                self.mixture.move(
+                    carried_shares(Mixture.shares_in(self._loaded["mixture"]), self.mixture.probabilities)
+                )
+            else:
+                self.mixture.load_state_dict(self._loaded["mixture"])
 
     def _current_loader(self) -> MixedLoader:
         assert self._loader is not None

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from ..loggers import LAYOUT, TABLE, keep_history, on_console, table
+from ..loggers import LAYOUT, TABLE, keep_change, keep_history, on_console, table
 from ..update import Update
 
 
@@ -27,5 +27,16 @@ def log_update(trainer: Trainer, balancer: Any, update: Update, passes: Mapping[
     if update.skipped is None:
         bar: Any = trainer.progress_bar_callback
         on_console(update, bar.print if getattr(bar, "is_enabled", False) else rank_zero_info)
-    if trainer.loggers and folder and Path(folder) != Path(trainer.default_root_dir) and Path(folder).is_dir():
+    if _keeps_history(folder, trainer):
         keep_history(balancer, folder, passes)
+
+
+def log_change(trainer: Trainer, step: int, mixture: Mapping[str, float]) -> None:
+    """On all processes together: the training goes on after `step` with other datasets, drawn from this mixture."""
+    folder = trainer.log_dir
+    if trainer.is_global_zero and _keeps_history(folder, trainer):
+        keep_change(folder, step, mixture)
+
+
+def _keeps_history(folder: str | None, trainer: Trainer) -> TypeGuard[str]:
+    return bool(trainer.loggers and folder and Path(folder) != Path(trainer.default_root_dir) and Path(folder).is_dir())

@@ -196,10 +196,13 @@ class Stream:
             return {"before": self._draw.state_dict(), "steps": 0, "taken": 0}
         return {"before": self._before, "steps": len(self._steps), "taken": self._taken}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._draw.load_state_dict(state["before"])
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """Go on exactly there. changed: with other data, from where the pool began: it cannot be drawn again, and some
+        of its sentences are seen twice.
+        """
+        self._draw.load_state_dict(state["before"], changed)
         self._steps, self._taken, self._before = [], 0, self._draw.state_dict()
-        if state["steps"]:
+        if state["steps"] and not changed:
             self._fill(int(state["steps"]))  # the same draws: no update comes inside a pool
             self._taken = int(state["taken"])
 
@@ -231,8 +234,8 @@ class _MixedBatches:
     def state_dict(self) -> dict[str, Any]:
         return {"examples": dict(self._draws.counts), "draws": self._draws.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._draws.load_state_dict(state["draws"])
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
+        self._draws.load_state_dict(state["draws"], self._mixture if changed else None)
 
 
 class _UnmixedBatches:
@@ -253,10 +256,12 @@ class _UnmixedBatches:
             "shelves": {name: shelf.state_dict() for name, shelf in self._shelves.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._draws.load_state_dict(state["draws"])
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
+        self._draws.load_state_dict(state["draws"], self._mixture if changed else None)
+        shelves = state["shelves"]
         for name, shelf in self._shelves.items():
-            shelf.load_state_dict(state["shelves"][name])
+            if name in shelves or not changed:
+                shelf.load_state_dict(shelves[name], changed)
 
 
 class _Shelf:
@@ -290,9 +295,9 @@ class _Shelf:
     def state_dict(self) -> dict[str, Any]:
         return {"before": self._before, "taken": self._taken if self._batches else None, "examples": self.examples}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
         self._drawn, self._batches, self._taken = int(state["before"]), [], 0
-        if state["taken"] is not None:
+        if state["taken"] is not None and not changed:
             self._fill()
             self._taken = int(state["taken"])
         self.examples = int(state["examples"])

@@ -26,9 +26,20 @@ def changed_keys(old: Config, new: Config) -> list[str]:
     return [key for key in a if a[key] != b[key] and not (same_budget and key in chosen)]
 
 
-def forbidden_changes(old: Config, new: Config) -> list[str]:
-    """The keys that keep a run of the old config from going on with the new one."""
+def with_data(key: str, old: Config, new: Config) -> bool:
+    """Whether a key may change together with the data: what they are, where they are, numbers of single pairs."""
+    section, name = key.split(".")
+    if key in ("mixture.probabilities", "mixture.priority"):
+        by_pair = all(isinstance(getattr(config.mixture, name), dict) for config in (old, new))
+        return by_pair and set(old.data.names) != set(new.data.names)
+    return section in ("data", "vocabulary") and key != "vocabulary.kind"
+
+
+def forbidden_changes(old: Config, new: Config, changed_data: bool = False) -> list[str]:
+    """The keys that keep a run of the old config from going on with the new one, or with its changed data."""
     changed = [key for key in changed_keys(old, new) if key not in HARMLESS]
+    if changed_data:
+        changed = [key for key in changed if not with_data(key, old, new)]
     for key in MAY_GROW:
         if key in changed:
             section, name = key.split(".")

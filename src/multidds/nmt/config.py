@@ -125,6 +125,7 @@ class Vocabulary(Section):
     temperature: Above0 = 5.0
     sample: Positive = 1_000_000
     coverage: Annotated[float, Field(ge=0.98, le=1)] = 1.0  # the range of sentencepiece
+    keep: str = ""
 
 
 class Model(Section):

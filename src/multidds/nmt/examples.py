@@ -69,6 +69,7 @@ class Examples:
 
     def _scorer(self, config: Config, model: nn.Module, dev: Mapping[str, Sentences]) -> ExampleScorer:
         settings = config.examples
+        self._params = _parameters(model, settings.parameters)
         return ExampleScorer(
             None,
             model,
@@ -82,7 +83,7 @@ class Examples:
             decay=settings.decay,
             replay=settings.replay,
             inner_steps=_INNER_STEPS,
-            params=_parameters(model, settings.parameters),
+            params=self._params,
             seed=config.train.seed,
         )
 
@@ -190,15 +191,27 @@ class Examples:
         for name, tensor in state["tensors"].items():
             kind, _, key = name.partition(".")
             parts[kind][key] = tensor
-        self._weights = {name: parts["weights"][name].numpy().copy() for name in self._weights}
+        for name, kept in parts["weights"].items():
+            if name in self._weights and len(kept) == len(self._weights[name]):  # else the data have changed
+                self._weights[name] = kept.numpy().copy()
         self._skipped = state["skipped"]
         if self.scorer is not None:
-            self.scorer.load_state_dict({**state["scorer"], "tensors": parts["scorer"]})
+            like = {f"direction.{place}": p for place, p in enumerate(self._params)}
+            self.scorer.load_state_dict({**state["scorer"], "tensors": _padded(parts["scorer"], like)})
 
 
-def _parameters(model: nn.Module, which: str) -> list[nn.Parameter] | None:
+def _padded(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With zeros at their ends as large as those like them: for a vocabulary that has grown."""
+    found = dict(tensors)
+    for key in found.keys() & like.keys():
+        more = [(0, wanted - size) for size, wanted in zip(found[key].shape, like[key].shape, strict=True)]
+        found[key] = nn.functional.pad(found[key], [count for both in reversed(more) for count in both])
+    return found
+
+
+def _parameters(model: nn.Module, which: str) -> list[nn.Parameter]:
     """ "source": what reads the source. The rest of the model learns the target language, from wrong targets too."""
     if which == "all":
-        return None
+        return list(model.parameters())
     reads = ("source_embedding", "encoder", "cross")
     return [p for name, p in model.named_parameters() if any(word in name for word in reads)]

@@ -14,7 +14,7 @@ from multidds.history import find_history, moments_of
 
 from .config import read_run, suggestion
 from .errors import UserError
-from .records import FILE, Started, Updated, read_records
+from .records import FILE, DataChanged, Started, Updated, read_records
 
 History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), by rising step: what `Replay` takes
 
@@ -28,7 +28,8 @@ def read_history(run: Path) -> tuple[History, int]:
         return _history_elsewhere(run)
     read_run(run)  # says so where it is not a run
     records = read_records(run)
-    history = [(record.step, record.mixture) for record in records if isinstance(record, Started | Updated)]
+    moved = (record for record in records if isinstance(record, Started | DataChanged | Updated))
+    history = [(record.step, record.mixture) for record in moved]
     if not history:
         raise UserError(f"{run / FILE}: has no mixture yet; is the run starting?")
     return history, max(record.step for record in records)
@@ -68,7 +69,7 @@ def average_mixture(run: Path) -> dict[str, float]:
         return history[0][1]
     ends = [since for since, _ in history[1:]] + [steps]
     spans = [(end - since, mixture) for (since, mixture), end in zip(history, ends, strict=True)]
-    total = {name: math.fsum(span * mixture[name] for span, mixture in spans) for name in history[0][1]}
+    total = {name: math.fsum(span * mixture.get(name, 0.0) for span, mixture in spans) for name in _names(history)}
     scale = math.fsum(total.values())
     return {name: weight / scale for name, weight in total.items()}
 
@@ -76,7 +77,14 @@ def average_mixture(run: Path) -> dict[str, float]:
 def history_json(run: Path) -> str:
     """A JSON list of [step, mixture], one pair a line: `Replay(mixture, json.load(file))` takes it."""
     history, _ = read_history(run)
-    return "[\n" + ",\n".join(json.dumps(pair) for pair in history) + "\n]"
+    names = _names(history)
+    whole = [(step, {name: mixture.get(name, 0.0) for name in names}) for step, mixture in history]
+    return "[\n" + ",\n".join(json.dumps(pair) for pair in whole) + "\n]"
+
+
+def _names(history: History) -> list[str]:
+    """Of all datasets that there ever were."""
+    return list(dict.fromkeys(name for _, mixture in history for name in mixture))
 
 
 def written(mixture: Mapping[str, float], format_: str, template: str | None) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -18,8 +19,21 @@ import numpy as np
 from .config import Config, Data, Pair
 from .corpora import files_of, read_columns
 from .errors import UserError
-from .sealed import sha256
-from .vocabulary import SPECIALS, load_model, model_file, model_of, models_of, pieces_of, tag_of, write_vocabulary
+from .sealed import check_digest, sha256
+from .vocabulary import (
+    SPECIALS,
+    kept_folder,
+    kept_models,
+    load_model,
+    load_vocabulary,
+    model_digests,
+    model_file,
+    model_of,
+    models_of,
+    pieces_of,
+    tag_of,
+    write_vocabulary,
+)
 
 
 def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
@@ -92,6 +106,16 @@ def _learned(config: Config, name: str, size: int) -> bytes:
     return model.getvalue()
 
 
+def keep_model(config: Config, file: str, folder: Path) -> dict[str, Any]:
+    """A sentencepiece model of the vocabulary that the config keeps; returns its digest."""
+    kept = kept_folder(config)
+    assert kept is not None
+    digest = model_digests(kept)[file]
+    check_digest(kept / file, digest, "restore it from a copy, or keep another vocabulary.")
+    shutil.copyfile(kept / file, folder / file)
+    return {"files": {file: digest}}
+
+
 def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str]:
     try:
         yield from sentences
@@ -162,13 +186,18 @@ def _at(places: "np.ndarray[Any, np.dtype[np.int64]]", blocks: Iterable[list[str
 
 
 def write_vocabularies(config: Config, folder: Path) -> dict[str, int]:
-    """Specials, language tags, then the pieces of all models of a side, by string identity; how many a side has."""
+    """Specials, language tags, then the pieces of all models of a side, by string identity; how many a side has.
+
+    Behind a vocabulary that is kept: its tokens stay where they are, so a model that was trained with them fits.
+    """
     data = config.data
     sides = {"source": data.sources, "target": data.targets}
     if config.vocabulary.kind == "joint" or data.direction == "many-to-many":
         both = tuple(dict.fromkeys([*data.sources, *data.targets]))
         sides = {"source": both, "target": both}
     tags = [tag_of(language) for language in data.targets] if len(data.targets) > 1 else []
+    kept = kept_folder(config)
+    before = {} if kept is None else load_vocabulary(kept)
     tokens: dict[str, list[str]] = {}
     for side, languages in sides.items():
         reserved = [*SPECIALS, *(tags if side == "source" or sides["source"] == sides["target"] else [])]
@@ -176,7 +205,6 @@ def write_vocabularies(config: Config, folder: Path) -> dict[str, int]:
         for name in dict.fromkeys(model_of(config, language) for language in languages):
             model = load_model(folder, name, {model_file(name): sha256(folder / model_file(name))})
             pieces |= dict.fromkeys(pieces_of(model))
-        taken = set(reserved)
-        tokens[side] = [*reserved, *(piece for piece in pieces if piece not in taken)]
-    write_vocabulary(folder, tokens, models_of(config))
+        tokens[side] = list(dict.fromkeys([*before.get(side, ()), *reserved, *pieces]))
+    write_vocabulary(folder, tokens, [*dict.fromkeys([*kept_models(config), *map(model_file, models_of(config))])])
     return {side: len(listed) for side, listed in tokens.items()}

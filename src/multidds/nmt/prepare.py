@@ -25,13 +25,13 @@ from .errors import DamagedError, UserError
 from .files import LOCK, PARTIAL, locked, resumed_folder
 from .inputs import Input, scan
 from .names import file_name
-from .pieces import train_model, write_vocabularies
+from .pieces import keep_model, train_model, write_vocabularies
 from .sealed import check_digest, read_sealed, sealed, sha256
 from .sharding import Shard, Span, cut, lines_per_shard
 from .shards import ShardFiles, Stored, stored_pairs, token_type
 from .tasks import DeadWorkerError, Facts, Task, Workplace, finish, pool_of, start_worker
 from .vocabulary import FILE as VOCABULARY
-from .vocabulary import load_vocabulary, models_of, tag_of
+from .vocabulary import kept_folder, kept_models, load_vocabulary, model_file, models_of, tag_of
 
 LAYOUT = 4  # of the prepared folder; grows when it changes
 
@@ -42,6 +42,7 @@ _AGAIN = "run 'multidds prepare' again."
 _AWAY = "move the folder away, or choose another [data] folder, and run 'multidds prepare' again."
 _TEXTS = 64  # test sets in one task
 _SIDES = ("source", "target")
+_GONE = "gone"  # instead of the digest of a vocabulary that is to be kept, but is not there
 
 Say = Callable[[str, int, int], None]  # what is done, how many of how many tasks
 
@@ -64,21 +65,24 @@ def prepare(
     say = progress or (lambda what, done, total: None)
     say("reading", 0, 1)
     inputs = inputs_of(config)
-    fingerprint = _fingerprint(config, inputs)
+    kept = _kept_digest(config)
+    fingerprint_of = partial(_fingerprint, config, inputs)
     leftovers = folder.with_name(folder.name + PARTIAL)
-    if _is_there(folder, fingerprint, notice) and not leftovers.exists():
+    if _is_there(folder, fingerprint_of, kept, notice) and not leftovers.exists():
         return False
+    kept_models(config)  # or an error
     with locked(folder.with_name(folder.name + LOCK), f"{folder}: is being prepared by another process."):
-        if _is_there(folder, fingerprint, lambda text: None):  # made while we looked
+        if _is_there(folder, fingerprint_of, kept, lambda text: None):  # made while we looked
             shutil.rmtree(leftovers, ignore_errors=True)
             return False
-        shards = shards_of(config, inputs)
+        shards, fingerprint = shards_of(config, inputs), fingerprint_of(kept)
         try:
             with resumed_folder(folder, f"{fingerprint} {len(shards)}") as beside:
                 place = Workplace(beside)
                 manifest = _build(config, shards, place, processes, say)
                 digests = {path: found.digest for path, found in inputs.items()}
                 manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config)}
+                manifest |= {"kept": kept} if kept else {}
                 place.leave(manifest["files"])
                 (place.data / MANIFEST).write_bytes(sealed(manifest | {"inputs": digests}))
         except DeadWorkerError:
@@ -86,10 +90,19 @@ def prepare(
     return True
 
 
-def _is_there(folder: Path, fingerprint: str, notice: Callable[[str], None]) -> bool:
-    """Whether just this is prepared there, and whole."""
+def _is_there(
+    folder: Path, fingerprint_of: Callable[[str | None], str], kept: str | None, notice: Callable[[str], None]
+) -> bool:
+    """Whether just this is prepared there, and whole. kept: the digest of the vocabulary that is kept, if any is.
+
+    Keeping what was made of a vocabulary makes no other: the one that is kept may be that of the folder, or of a run.
+    """
     manifest = _checked_manifest(folder)
-    if manifest is None or (manifest["layout"], manifest["fingerprint"]) != (LAYOUT, fingerprint):
+    if manifest is None or manifest["layout"] != LAYOUT:
+        return False
+    if kept in (_GONE, manifest["files"][VOCABULARY]):
+        kept = manifest.get("kept") or kept
+    if manifest["fingerprint"] != fingerprint_of(kept):
         return False
     try:
         for name, digest in manifest["files"].items():
@@ -143,12 +156,20 @@ def _splits(config: Config) -> list[str]:
     return ["train", "dev"] + (["test"] if config.data.test else [])
 
 
-def _fingerprint(config: Config, inputs: Mapping[str, Input]) -> str:
+def _kept_digest(config: Config) -> str | None:
+    """Of the vocabulary that the config keeps; None where it keeps none."""
+    folder = kept_folder(config)
+    if folder is None:
+        return None
+    return sha256(folder / VOCABULARY) if (folder / VOCABULARY).exists() else _GONE
+
+
+def _fingerprint(config: Config, inputs: Mapping[str, Input], kept: str | None) -> str:
     """What the result depends on: the settings, the content of every input file, and the versions that made it."""
     import sentencepiece
 
     digests = {path: found.digest for path, found in inputs.items()}
-    parts = [LAYOUT, sentencepiece.__version__, _settings(config), digests]
+    parts = [LAYOUT, sentencepiece.__version__, _settings(config), digests, *([kept] if kept else [])]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -156,6 +177,8 @@ def _settings(config: Config) -> dict[str, Any]:
     """The part of a config that decides what is prepared."""
     settings: dict[str, Any] = json.loads(config.model_dump_json(include={"data", "vocabulary"}))
     del settings["data"]["folder"], settings["data"]["setting"]
+    if not settings["vocabulary"]["keep"]:  # as before there was this key
+        del settings["vocabulary"]["keep"]
     return settings
 
 
@@ -196,7 +219,10 @@ def _build(config: Config, shards: list[Shard], place: Workplace, processes: int
     """Everything but the manifest, whose contents it returns."""
     names, tested = models_of(config), config.data.pairs if config.data.test else ()
     texts = [tested[i : i + _TEXTS] for i in range(0, len(tested), _TEXTS)]
-    first: dict[str, Task] = {f"sentencepiece {file_name(name)}": partial(_do, train_model, name) for name in names}
+    kept = kept_models(config)
+    first: dict[str, Task] = {f"kept {file}": partial(_do, keep_model, file) for file in kept}
+    new = [name for name in names if model_file(name) not in kept]
+    first |= {f"sentencepiece {file_name(name)}": partial(_do, train_model, name) for name in new}
     first |= {f"test-{i:05}": partial(_do, keep_texts, some) for i, some in enumerate(texts)}
     then: dict[str, Task] = {shard.name: partial(_do, _encode, shard) for shard in shards}
     number, total = count(1), len(first) + len(then)
@@ -279,7 +305,10 @@ class Prepared:
         self.manifest = read_manifest(self.folder)
         wanted, there = _settings(config), self.manifest["settings"]
         changed = [
-            f"{part}.{key}" for part in wanted for key in wanted[part] if wanted[part][key] != there[part].get(key)
+            f"{part}.{key}"
+            for part in wanted
+            for key in {**there[part], **wanted[part]}
+            if wanted[part].get(key) != there[part].get(key)
         ]
         if changed:
             raise UserError(

@@ -39,6 +39,19 @@ class Started(Record):
     mixture: Numbers
 
 
+class DataChanged(Record):
+    """From here on the run is trained on other data (`--changed-data`)."""
+
+    kind: Literal["data"] = "data"
+    mixture: Numbers
+    added: list[str]  # language pairs
+    left_out: list[str]
+
+    def __str__(self) -> str:
+        told = [f"{word}: {', '.join(names)}" for word, names in (("added", self.added), ("left out", self.left_out))]
+        return "  ".join(["the data have changed", *(line for line in told if not line.endswith(": "))])
+
+
 class Stepped(Record):
     kind: Literal["step"] = "step"
     loss: float  # per target token
@@ -123,7 +136,7 @@ class Scored(Record):
     skipped: str | None  # why the last update did not change the scores
 
 
-AnyRecord = Started | Stepped | Updated | Validated | Scored
+AnyRecord = Started | DataChanged | Stepped | Updated | Validated | Scored
 _ANY: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 
@@ -251,7 +264,7 @@ def scalars(record: AnyRecord) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for key, value in record.model_dump(exclude={"kind", "step"}).items():
-        group = isinstance(value, dict) and isinstance(record, Started | Updated)
+        group = isinstance(value, dict) and isinstance(record, Started | DataChanged | Updated)
         kind = "balance" if isinstance(record, Updated) and key in FACTS else record.kind
         found |= _flat(key if group else f"{kind}/{key}", value)
     return found

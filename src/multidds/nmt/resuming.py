@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from multidds import Mixture
 from multidds.randomness import random_states, set_random_states
 
+from .changed_data import grown
 from .errors import UserError
+from .records import DataChanged
 
 if TYPE_CHECKING:
     from .train import Training
@@ -45,12 +48,15 @@ def saved(run: "Training") -> tuple[dict[str, Tensor], dict[str, Any]]:
     }
 
 
-def load(run: "Training", tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """The other way round; `run.progress` is loaded already."""
+def load(run: "Training", tensors: dict[str, Tensor], state: dict[str, Any], changed: bool = False) -> None:
+    """The other way round; `run.progress` is loaded already. changed: the checkpoint is of other data."""
     parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     for name, tensor in tensors.items():
         kind, _, key = name.partition(".")
         parts[kind][key] = tensor
+    if changed:
+        parts |= {kind: grown(parts[kind], run.model, fresh=True) for kind in ("model", "averaged")}
+        parts |= {kind: grown(parts[kind], run.model, fresh=False) for kind in ("optimizer", "balancer")}
     try:
         run.model.load_state_dict(parts["model"])
     except RuntimeError:
@@ -63,11 +69,35 @@ def load(run: "Training", tensors: dict[str, Tensor], state: dict[str, Any]) -> 
     if run.averaged is not None:
         run.averaged.load_state_dict(parts["averaged"])
     if state["balancer"] is not None and run.balancer is not None:
-        run.balancer.load_state_dict({**state["balancer"], "tensors": parts["balancer"]})
+        try:
+            run.balancer.load_state_dict({**state["balancer"], "tensors": parts["balancer"]}, changed)
+        except ValueError as error:
+            if not changed:
+                raise
+            raise UserError(f"{run.folder}: cannot go on with the changed data: {error}") from None
     if run.examples is not None:
         run.examples.load_state_dict({**state["examples"], "tensors": parts["examples"]})
     if run.schedule is not None:
-        run.schedule.load_state_dict(state["schedule"])
-    run.mixture.load_state_dict(state["mixture"])
-    run.stream.load_state_dict(state["stream"])
+        run.schedule.load_state_dict(state["schedule"], changed)
+    if not changed:  # else it is the balancer's, the schedule's, or the prior of the data there are now
+        run.mixture.load_state_dict(state["mixture"])
+    run.stream.load_state_dict(state["stream"], changed)
     set_random_states(run.device, parts["random"])
+
+
+def renew(run: "Training", state: dict[str, Any]) -> DataChanged:
+    """A training that goes on with other data: what is counted in them, or compared on dev sets, begins anew.
+
+    A UserError where nothing would be left to train.
+    """
+    at, before, now = run.progress, Mixture.shares_in(state["mixture"]), run.mixture.probabilities
+    at.epoch, at.best, at.waited = at.sentences // run.total, None, 0
+    if reason := run.reason_to_finish():
+        raise UserError(
+            f"{run.folder}: is finished after {reason}, also with the changed data; raise train.max_steps or "
+            "train.max_epochs to train on them."
+        )
+    if run.balancer is not None:
+        run.balancer.priority = run.priority(at.epoch)
+    added, left_out = ([n for n in one if n not in other] for one, other in ((now, before), (before, now)))
+    return DataChanged(step=at.step, mixture=now, added=added, left_out=left_out)

@@ -90,6 +90,11 @@ def _may_look_at_parts(config: Config) -> bool:
     return learned and not settings.step_ahead and len(config.data.names) > FEW
 
 
+def _every(settings: MixtureSettings, passes: int, tokens: int, of_a_step: int) -> int:
+    """Steps between updates of so many passes over so many tokens, within the budget."""
+    return max(1, math.ceil(passes * tokens / (settings.probe_budget * of_a_step)))
+
+
 def within_budget(config: Config, steps: float, resumed: Config | None = None) -> Config:
     """The config with `every` and `probe_tokens` chosen for its budget; as it is where there is none.
 
@@ -99,14 +104,17 @@ def within_budget(config: Config, steps: float, resumed: Config | None = None) -
     if not settings.probe_budget or settings.method == "static":
         return config
     if resumed is not None and resumed.mixture.probe_budget == settings.probe_budget:
-        chosen = {"every": resumed.mixture.every, "probe_tokens": resumed.mixture.probe_tokens}
+        every, tokens = resumed.mixture.every, resumed.mixture.probe_tokens
+        if not in_parts(resumed) and whole_passes(config) != whole_passes(resumed):  # all pairs, also those added
+            every = max(every, _every(settings, whole_passes(config), tokens, config.train.tokens))
+        chosen = {"every": every, "probe_tokens": tokens}
     else:
         passes = whole_passes(config)
         budget = settings.probe_budget * config.train.tokens  # tokens of probes per step
         smallest = max(SMALLEST, config.data.max_length + 2)
         wished = int(budget * steps / (UPDATES * passes))
         tokens = min(max(wished, smallest), max(LARGEST, smallest))
-        every = max(1, math.ceil(passes * tokens / budget))
+        every = _every(settings, passes, tokens, config.train.tokens)
         if every * UPDATES > steps and _may_look_at_parts(config):
             tokens = max(LARGEST, smallest)
             every = max(1, math.ceil(steps / UPDATES), math.ceil(LEAST * tokens / budget))

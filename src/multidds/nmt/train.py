@@ -30,25 +30,28 @@ from .prepare import Prepared
 from .prior import prior_of, schedule_of
 from .processes import Processes
 from .progress import Display, Progress, stop_signals
-from .records import AnyRecord, Started, Stepped, Validated, check_free
-from .resuming import load, saved
-from .run_folder import check_beside, check_run_folder, open_run
+from .records import AnyRecord, DataChanged, Started, Stepped, Validated, check_free
+from .resuming import load, renew, saved
+from .run_folder import check_beside, check_run_folder, data_of, open_run
 from .schedule import learning_rate, planned_steps, within_budget
 from .sentences import Sentences
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
 
-def train(config: Config, folder: Path, show: Display) -> Progress:
-    """Train, or go on training, the run in `folder`."""
+def train(config: Config, folder: Path, show: Display, changed_data: bool = False) -> Progress:
+    """Train, or go on training, the run in `folder`. changed_data: although its data have changed."""
     keep_freed_memory()
-    run = Training(config, folder)
+    run = Training(config, folder, changed_data)
     at = run.progress
     alone, others = run.processes.size == 1, run.processes.instead_of(run.before)
     going_on = [f"going on after step {at.step}{others}"] if at.step and not at.finished else []
-    for line in [*run.passed_over, *going_on]:
+    changes = [] if run.changed is None else [str(run.changed)]
+    for line in [*run.passed_over, *going_on, *changes]:
         show.line(line)
     with contextlib.closing(run), stop_signals(show, alone) as stop, compiler_errors():
         at.lap("rest")
+        if run.changed is not None:  # the best model is that of these dev sets
+            run.validate(show)
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
             at.lap("data")
@@ -85,7 +88,7 @@ def train(config: Config, folder: Path, show: Display) -> Progress:
 class Training:
     """Everything that a training consists of, made from a config and, if there is one, the newest checkpoint."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, changed_data: bool = False) -> None:
         self.folder = folder
         self.processes = Processes()
         if self.processes.rank == 0:
@@ -94,8 +97,8 @@ class Training:
             torch.set_num_threads(config.train.threads)
         self.device = device_of(config, self.processes.size)
         prepared = Prepared(config)
-        self._vocabulary = prepared.vocabulary
-        check_run_folder(config, folder, prepared)
+        self._vocabulary, self._fingerprint = prepared.vocabulary, prepared.fingerprint
+        check_run_folder(config, folder, prepared, changed_data)
         found = checkpoints.newest(folder, self._check_beside)
         self.passed_over = [] if found is None else found.passed_over
 
@@ -114,7 +117,7 @@ class Training:
         self.stream = self._stream()
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
         self.balancer = make_balancer(
-            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self._priority(epoch=0)
+            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self.priority(epoch=0)
         )  # fmt: skip
         self.examples = make_examples(
             config, self.model, self._token_losses, self.data, self.dev, prepared.vocabulary, self.processes
@@ -124,14 +127,16 @@ class Training:
         self.before = self.processes.size  # processes of the training that goes on
         self.losses = RecentLosses(self.processes)
         self._logged = (0, 0.0)  # tokens and seconds at the last line
+        self.changed: DataChanged | None = None  # where the checkpoint is of other data
         offset = 0 if found is None else self._load(found.tensors, found.state)
         self.processes.check_same({  # and nobody writes before all have read
             "recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step,
         })  # fmt: skip
         writes = self.processes.rank == 0
         self.records = open_run(config, folder, prepared, offset, self.progress.step) if writes else None
-        if found is None:
-            self._record(Started(step=0, mixture=self.mixture.probabilities))
+        first = Started(step=0, mixture=self.mixture.probabilities) if found is None else self.changed
+        if first is not None:
+            self._record(first)
 
     def _stream(self) -> Stream:
         settings, processes = self.config.train, self.processes
@@ -235,7 +240,7 @@ class Training:
         total = sum((self._summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
         return total / sum(part.tokens for part in parts)
 
-    def _priority(self, epoch: int) -> str | dict[str, float]:
+    def priority(self, epoch: int) -> str | dict[str, float]:
         return "regular" if epoch < self.config.mixture.switch_epoch else self.config.mixture.priority
 
     def steps_until_update(self) -> int:
@@ -289,7 +294,7 @@ class Training:
         if self.balancer is not None:
             if all(math.isfinite(loss) for loss in losses.values()):
                 self.balancer.dev_losses = losses
-            self.balancer.priority = self._priority(at.epoch)
+            self.balancer.priority = self.priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
         seconds = at.lap("validation")
         perplexity = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
@@ -352,7 +357,8 @@ class Training:
         """records: their length in bytes."""
         tensors, state = saved(self)
         path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
-        checkpoints.write(path, tensors, {**state, "records": records, "processes": self.processes.size})
+        beside = {"records": records, "processes": self.processes.size, "data": self._fingerprint}
+        checkpoints.write(path, tensors, {**state, **beside})
         checkpoints.prune(self.folder, self.config.train.keep, self.progress.step)
 
     def _check_beside(self, state: dict[str, Any]) -> None:
@@ -361,7 +367,10 @@ class Training:
     def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Returns how far the records are to be kept."""
         self.progress = Progress(**state["progress"])
-        load(self, tensors, state)
+        changed = data_of(self.folder, state) != self._fingerprint
+        load(self, tensors, state, changed)
+        if changed:
+            self.changed = renew(self, state)
         self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown

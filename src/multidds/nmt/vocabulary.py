@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import Config
-from .errors import DamagedError
+from .config import VOCABULARY, Config
+from .errors import DamagedError, UserError
 from .names import file_name
 from .sealed import read_sealed, sealed, sha256
 
@@ -68,9 +68,33 @@ def pieces_of(model: "sentencepiece.SentencePieceProcessor") -> list[str]:
     return result
 
 
+def kept_folder(config: Config) -> Path | None:
+    """Where the vocabulary is that a config keeps: in prepared data, or in a run; None where it keeps none."""
+    if not config.vocabulary.keep:
+        return None
+    folder = Path(config.vocabulary.keep)
+    return folder / VOCABULARY if (folder / VOCABULARY / FILE).exists() else folder
+
+
+def kept_models(config: Config) -> list[str]:
+    """The files of the sentencepiece models that a config keeps. A UserError where it cannot keep them."""
+    folder = kept_folder(config)
+    if folder is None:
+        return []
+    where = f"[vocabulary] keep = {config.vocabulary.keep!r}"
+    if not (folder / FILE).exists():
+        raise UserError(f"{where}: there is no {FILE}; give a folder of prepared data, or a run.")
+    files, one = list(model_digests(folder)), model_file(JOINT)
+    joint = config.vocabulary.kind == "joint"
+    if one not in files if joint else (files == [one] and JOINT not in models_of(config)):
+        there = "a model per language" if joint else "one model for all languages"
+        raise UserError(f"{where}: has {there}, but [vocabulary] kind = {config.vocabulary.kind!r}.")
+    return files
+
+
 def write_vocabulary(folder: Path, tokens: Mapping[str, Sequence[str]], models: Sequence[str]) -> None:
-    """vocabulary.json, beside the sentencepiece models of these names."""
-    digests = {model_file(name): sha256(folder / model_file(name)) for name in models}
+    """vocabulary.json, beside the sentencepiece models in these files."""
+    digests = {file: sha256(folder / file) for file in models}
     (folder / FILE).write_bytes(sealed({"tokens": tokens, "models": digests}))
 
 

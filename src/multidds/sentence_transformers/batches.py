@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler, ProportionalBatchSampler
 
+from ..carrying import HINT
 from ..checks import check_names, check_sizes, refuse
 from ..draws import Draws
 from ..mixture import Mixture, check_mixture
@@ -179,11 +180,16 @@ class MixedBatches:
         places = {name: list(place) for name, place in self._places.items()}
         return {**self._consumed.state_dict(), "sizes": self.sizes, "places": places, "examples": self.examples}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_sizes(_OWNER, self.sizes, state["sizes"])
-        self._consumed.load_state_dict(state)
-        self._begin(self._consumed, {name: (int(p), int(b)) for name, (p, b) in state["places"].items()})
-        self._examples = dict(state["examples"])
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """Go on exactly there. changed: datasets may have been added, which begin, left out, or have another size;
+        those that are still there keep their places and counts.
+        """
+        if not changed:
+            check_sizes(_OWNER, self.sizes, state["sizes"], HINT)
+        self._consumed.load_state_dict(state, self.mixture if changed else None)
+        found = {name: state["places"].get(name, (0, 0)) for name in self.mixture.names}
+        self._begin(self._consumed, {name: (int(p), int(b)) for name, (p, b) in found.items()})
+        self._examples = {name: int(state["examples"].get(name, 0)) for name in self.mixture.names}
 
 
 class _Sampler(MultiDatasetDefaultBatchSampler):  # type: ignore[misc]

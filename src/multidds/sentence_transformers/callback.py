@@ -30,6 +30,8 @@ class BalanceCallback(HuggingFaceCallback):
     dev: by default the trainer's `eval_dataset`, a dict; or a list of some of its names, or a dict of other dev sets.
     batch_size: examples per probe batch; by default those of a training batch per device.
     loss: loss(model, batch); by default the trainer's own loss for the dataset of the batch.
+    changed_data: let a training resume although datasets or dev sets were added or left out, or have another size,
+        instead of an error. A new one starts at its prior share; the others keep what they learned.
 
     `balancer` belongs to the current or the next training. The trainer's `batch_sampler` makes probe batches, too. A
     new mixture takes effect after what the loader has read ahead: dataloader_num_workers * dataloader_prefetch_factor
@@ -44,9 +46,10 @@ class BalanceCallback(HuggingFaceCallback):
         dev: Mapping[str, Any] | Iterable[str] | None = None,
         batch_size: int | None = None,
         loss: Loss | None = None,
+        changed_data: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(trainer, every, dev, batch_size, loss, **options)
+        super().__init__(trainer, every, dev, batch_size, loss, changed_data=changed_data, **options)
 
     def _check(self, trainer: Any, allowed: int = 0) -> None:
         refuse(OWNER, _wrong_kinds(trainer), TypeError)

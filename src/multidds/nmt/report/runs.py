@@ -15,12 +15,12 @@ from multidds.history import moments_of
 from ..changes import HARMLESS, changed_keys
 from ..config import Config, MixtureSettings, read_run
 from ..errors import UserError
-from ..records import FILE, AlignmentFacts, AnyRecord, Started, Updated, Validated, read_records
+from ..records import FILE, AlignmentFacts, AnyRecord, DataChanged, Started, Updated, Validated, read_records
 from ..scores import read_scores
 from .courses import Course, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
-_ELSEWHERE = {*HARMLESS, "data.folder", "train.seed", "train.device"}
+_ELSEWHERE = {*HARMLESS, "data.folder", "vocabulary.keep", "train.seed", "train.device"}
 _IN_LABEL = {f"mixture.{key}" for key in ("method", "prior", "temperature", "max_passes", "probabilities",
                                           "step_ahead", "priority", "switch_epoch")}  # fmt: skip
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
@@ -67,8 +67,14 @@ class Run:
         return self.config.data.names
 
     @property
+    def with_these_data(self) -> list[AnyRecord]:
+        """The records since its data changed last, which all have the same names."""
+        changes = [i for i, record in enumerate(self.records) if isinstance(record, DataChanged)]
+        return self.records[changes[-1] if changes else 0 :]
+
+    @property
     def updates(self) -> list[Updated]:
-        return [record for record in self.records if isinstance(record, Updated)]
+        return [record for record in self.with_these_data if isinstance(record, Updated)]
 
     @property
     def alignments(self) -> list[tuple[int, AlignmentFacts]]:
@@ -77,7 +83,7 @@ class Run:
 
     @property
     def validations(self) -> list[Validated]:
-        return [record for record in self.records if isinstance(record, Validated)]
+        return [record for record in self.with_these_data if isinstance(record, Validated)]
 
     @property
     def finished(self) -> str:
@@ -109,7 +115,8 @@ class Run:
     @property
     def mixtures(self) -> list[tuple[int, dict[str, float]]]:
         """(step, mixture from there on), from the prior to the last update."""
-        return [(record.step, record.mixture) for record in self.records if isinstance(record, Started | Updated)]
+        moved = (record for record in self.records if isinstance(record, Started | DataChanged | Updated))
+        return [(record.step, {name: record.mixture.get(name, 0.0) for name in self.names}) for record in moved]
 
 
 @dataclass
@@ -225,8 +232,9 @@ def found_in(folders: Iterable[Path]) -> tuple[list[Run], list[Course]]:
 
 def course_of(run: Run) -> Course:
     """What the mixture of one of our runs did, and its validations."""
+    validated = [record for record in run.records if isinstance(record, Validated)]
     validations = {
-        name: [(float(record.step), record.dev_loss[name]) for record in run.validations if name in record.dev_loss]
+        name: [(float(record.step), record.dev_loss[name]) for record in validated if name in record.dev_loss]
         for name in run.names
     }
     label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
