@@ -1,9 +1,10 @@
-"""How well a run's weights of sentence pairs find the damage of `damaged_corpus.py`, beside its losses alone.
+"""How well a run's trust in sentence pairs finds the damage of `damaged_corpus.py`, beside its losses alone.
 
-Every training pair of the damaged datasets is scored with the final model and scorer of a run: the area under the ROC
-curve (AUC) of what is damaged, by low score and by high loss per token, and the mean weight of each kind.
+Every training pair of the damaged datasets is judged by the final model and scorers of a run: the area under the ROC
+curve (AUC) of what is damaged, by low trust and by high loss per token, and the mean chance of each kind to be
+trained on.
 
-    python experiments/damage_found.py data/catalogues-damaged runs/examples/*/*/*
+    python experiments/damage_found.py data/catalogues-damaged runs/dirty/*/dds/*
 """
 
 import argparse
@@ -18,10 +19,11 @@ from multidds.nmt import checkpoints
 from multidds.nmt.batches import Batch, Sentences, assemble, evaluation_items
 from multidds.nmt.config import Config, read_run
 from multidds.nmt.encoding import Encoder
-from multidds.nmt.examples import Examples, make_examples
+from multidds.nmt.examples import Examples
 from multidds.nmt.model import Transformer, make_model
 from multidds.nmt.pair_numbers import per_sentence
 from multidds.nmt.prepare import Prepared
+from multidds.nmt.prior import prior_of
 from multidds.nmt.processes import Processes
 
 KINDS = ("right", "other", "copy")
@@ -62,9 +64,11 @@ def opened(folder: Path) -> tuple[Config, Transformer, Examples | None, dict[str
     model.load_state_dict(parts["model"])
     data, dev = ({name: Sentences(config, prepared, name, split) for name in config.data.names}
                  for split in ("train", "dev"))  # fmt: skip
-    examples = make_examples(config, model, losses_of(config), data, dev, prepared.vocabulary, Processes())
-    if examples is not None:
-        examples.load_state_dict({**state["examples"], "tensors": parts["examples"]})
+    if config.examples.method != "dds":
+        return config, model, None, data
+    prior = prior_of(config, {name: len(sentences) for name, sentences in data.items()}, data)
+    examples = Examples(config, model, losses_of(config), data, dev, prior, prepared.vocabulary, 0, Processes())
+    examples.load_state_dict({**state["examples"], "tensors": parts["examples"]})
     return config, model, examples, data
 
 
@@ -76,8 +80,7 @@ def losses_of(config: Config) -> Callable[[Transformer, Batch], torch.Tensor]:
 def judged(folder: Path, corpus: Path) -> dict[str, object]:
     config, model, examples, data = opened(folder)
     prepared, losses = Prepared(config), losses_of(config)
-    by_score = examples is not None and examples.scorer is not None
-    loss, score, kinds = [], [], []
+    loss, trust, kinds = [], [], []
     for place, sentences in enumerate(data.values()):
         own = kinds_of(config, prepared, corpus, place)
         if set(own) == {"right"}:
@@ -86,22 +89,21 @@ def judged(folder: Path, corpus: Path) -> dict[str, object]:
             batch = assemble(items)
             each = losses(model, batch)
             loss += per_sentence(batch, each).tolist()
-            score += examples.scores(batch, each).tolist() if by_score else []
+            trust += [] if examples is None else examples.trust(batch.origins).tolist()
             kinds += [own[i] for _, i in items]
     kind = np.array(kinds)
     found: dict[str, object] = {"run": str(folder), "auc of loss": auc(np.array(loss), kind != "right")}
-    if score:
-        found |= by_kind(np.array(score), kind, config.examples.sharpness)
+    if trust:
+        found |= by_kind(np.array(trust), kind, config.examples.sharpness)
     return found
 
 
-def by_kind(score: np.ndarray, kind: np.ndarray, sharpness: float) -> dict[str, object]:
-    weights = np.exp(sharpness * np.minimum(score, 0))
-    found: dict[str, object] = {"auc of score": auc(-score, kind != "right")}
+def by_kind(trust: np.ndarray, kind: np.ndarray, sharpness: float) -> dict[str, object]:
+    found: dict[str, object] = {"auc of trust": auc(-trust, kind != "right")}
     for one in KINDS[1:]:
         among = (kind == one) | (kind == "right")
-        found[f"auc of score, {one}"] = auc(-score[among], kind[among] == one)
-    return found | {"mean weight": {one: float(weights[kind == one].mean() / weights.mean()) for one in KINDS}}
+        found[f"auc of trust, {one}"] = auc(-trust[among], kind[among] == one)
+    return found | {"chance": {one: float((trust[kind == one] ** sharpness).mean()) for one in KINDS}}
 
 
 def main() -> None:

@@ -79,5 +79,6 @@ class FeatureNetwork(nn.Module):
             self.middle += self(rows).median()
 
     def forward(self, rows: Tensor) -> Tensor:  # [B, F] -> [B]
-        hidden = torch.tanh(self.standard(rows).to(self.inner.dtype) @ self.inner + self.shift)
-        return _BOUND * torch.tanh(hidden @ self.outer / _BOUND) - self.middle
+        # In float64: a score must not depend, by its last bits, on how many others are computed with it.
+        hidden = torch.tanh(self.standard(rows) @ self.inner.double() + self.shift)
+        return (_BOUND * torch.tanh(hidden @ self.outer.double() / _BOUND) - self.middle).to(self.inner.dtype)

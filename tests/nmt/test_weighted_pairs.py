@@ -1,8 +1,10 @@
 """`[examples]`: weights of single sentence pairs in a training: their gradients, resuming, processes, records."""
 
 import subprocess
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,17 +14,24 @@ from test_train import Stopping, records, same_runs
 from toy_runs import Silent, small_config
 
 from multidds.nmt import checkpoints
-from multidds.nmt.batches import assemble
 from multidds.nmt.config import load_config
 from multidds.nmt.errors import UserError
-from multidds.nmt.examples import EDGES
+from multidds.nmt.examples import Pairs
 from multidds.nmt.lexicon import Lexicon
 from multidds.nmt.pair_numbers import NUMBERS, PairNumbers, per_sentence
+from multidds.nmt.pair_weights import EDGES
 from multidds.nmt.probes import dev_batches
 from multidds.nmt.report import report
+from multidds.nmt.sentences import Sentences
 from multidds.nmt.train import Training, train
 
-DDS = ("examples.method=dds", "examples.every=2", "examples.replay=2", "examples.probe_tokens=100")
+DDS = (
+    "examples.method=dds",
+    "examples.every=2",
+    "examples.learn=0.9",
+    "examples.replay=2",
+    "examples.probe_tokens=100",
+)
 TINY = Path(__file__).parents[2] / "recipes" / "tiny.toml"
 
 
@@ -51,20 +60,6 @@ def step_gradient(run, batches, tokens, monkeypatch):
     return [p.grad.clone() for p in run.model.parameters()]
 
 
-def test_a_step_is_along_the_weighted_mean_of_all_its_tokens(corpus, monkeypatch, tmp_path):
-    run = started(corpus, monkeypatch, tmp_path, *DDS, "model.dropout=0", "train.clip=0", "examples.sharpness=2")
-    for _ in range(3):
-        batches, _, tokens = run.stream.next(8)
-        run.examples.scorer.update(batches)
-    assert len(batches) == 2
-    weights = [run.examples.scorer.scores([batch]).clamp_max(0).exp().double() ** 2 for batch in batches]
-    assert torch.cat(weights).std() > 0.05
-    expected = plain_gradient(run, batches, weights)
-    found = step_gradient(run, batches, tokens, monkeypatch)
-    for one, other in zip(found, expected, strict=True):
-        assert one.flatten().tolist() == pytest.approx(other.flatten().tolist(), abs=1e-5)
-
-
 def test_the_highest_losses_of_a_batch_are_left_out(corpus, monkeypatch, tmp_path):
     overrides = ("examples.method=highest-losses", "examples.drop=0.25", "model.dropout=0", "train.clip=0")
     run = started(corpus, monkeypatch, tmp_path, *overrides)
@@ -80,17 +75,72 @@ def test_the_highest_losses_of_a_batch_are_left_out(corpus, monkeypatch, tmp_pat
         assert one.flatten().tolist() == pytest.approx(other.flatten().tolist(), abs=1e-5)
 
 
-def test_equal_weights_train_as_without_them(corpus, monkeypatch, tmp_path):
-    """Until the scorer is ready, every loss counts the same."""
+@pytest.mark.parametrize("mixing", ["example", "batch"])
+def test_until_the_scorers_are_ready_training_is_as_without_them(corpus, monkeypatch, tmp_path, mixing):
     for name, overrides in (("without", ()), ("with", (*DDS, "examples.replay=9"))):
-        train(small_config(corpus, monkeypatch, *overrides), tmp_path / name, Silent())
-    losses = [[r["loss"] for r in records(tmp_path / name) if r["kind"] == "step"] for name in ("without", "with")]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+        config = small_config(corpus, monkeypatch, *overrides, f"train.mixing={mixing}")
+        train(config, tmp_path / name, Silent())
+    model = [checkpoints.read(checkpoints.listed(tmp_path / name)[-1])[0] for name in ("without", "with")]
+    for key, tensor in model[0].items():
+        assert torch.equal(model[1][key], tensor)
 
 
-@pytest.mark.parametrize("method", [DDS, ("examples.method=highest-losses",)])
+def test_pairs_are_trained_on_by_their_chances(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS)
+    name = next(iter(run.data))
+    chance = {(n, i): 0.2 if n == name and i % 2 else 1.0 for n, s in run.data.items() for i in range(len(s))}
+    run.stream = run._stream(lambda origins: [chance[origin] for origin in origins])
+    kept = Counter()
+    for _ in range(60):
+        batches, _, _ = run.stream.next(8)
+        kept.update(i % 2 for batch in batches for n, i in batch.origins if n == name)
+    assert 0.1 < kept[1] / kept[0] < 0.32
+
+
+def test_doubted_pairs_are_left_out_of_steps_that_are_as_large(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS)
+    whole = started(corpus, monkeypatch, tmp_path / "whole")
+    run.stream = run._stream(lambda origins: [0.01 if i % 3 else 1.0 for _, i in origins])
+    sizes = [[stream.next(8)[2] for _ in range(16)] for stream in (run.stream, whole.stream)]
+    assert sum(sizes[0]) == pytest.approx(sum(sizes[1]), rel=0.1)
+    seen = [stream.passes for stream in (run.stream, whole.stream)]
+    assert seen[0] == pytest.approx(seen[1], rel=0.2)  # the mixture says how much of each
+
+
+def test_trust_is_the_product_of_what_both_scorers_say(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, "examples.sharpness=3")
+    for step in range(2, 14, 2):
+        run.examples.look(step)
+    origins = [(name, i) for name in run.data for i in range(40)]
+    both = [scorer.trust([Pairs(origins)]) for scorer in run.examples.scorers]
+    assert len(both) == 2
+    assert all(each.std() > 0.01 for each in both)
+    expected = (both[0].double() * both[1].double()) ** 3
+    assert run.examples.chances(origins) == pytest.approx(expected.clamp_min(0.01).tolist())
+
+
+def test_without_contrast_there_is_one_scorer(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, "examples.contrast=0")
+    assert len(run.examples.scorers) == 1
+
+
+def test_scorers_learn_from_pairs_that_the_mixture_draws_whatever_is_trusted(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, "train.max_steps=300", "train.max_epochs=1000")
+    seen = []
+    for scorer in run.examples.scorers:
+        monkeypatch.setattr(scorer, "update", lambda batches: seen.append(batches) or SimpleNamespace(skipped=None))
+    for step in range(1, 301):
+        run.examples.look(step)
+    assert len(seen) == 135  # every second one, in the first nine tenths
+    drawn = Counter(name for batches in seen for batch in batches for name, _ in batch.origins)
+    total = sum(drawn.values())
+    for name, share in run.mixture.probabilities.items():
+        assert drawn[name] / total == pytest.approx(share, abs=4 * (share / total) ** 0.5)
+
+
+@pytest.mark.parametrize("method", [DDS, (*DDS, "train.mixing=batch"), ("examples.method=highest-losses",)])
 def test_a_resumed_training_with_weights_is_the_same(corpus, monkeypatch, tmp_path, method):
-    config = small_config(corpus, monkeypatch, *method, "train.validate_every=6")
+    config = small_config(corpus, monkeypatch, *method, "train.validate_every=6", "train.max_steps=20")
     train(config, tmp_path / "whole", Silent())
     train(config, tmp_path / "parts", Stopping(after=7))
     train(config, tmp_path / "parts", Silent())
@@ -108,7 +158,7 @@ def test_two_processes_weigh_as_one_does(text, monkeypatch, tmp_path):  # noqa: 
     assert one["weight"] == pytest.approx(two["weight"], rel=0.02)
     assert len(one["lowest"]) == len(two["lowest"]) == 8
     states = [checkpoints.read(checkpoints.listed(tmp_path / name)[-1])[0] for name in ("one", "two")]
-    a, b = (state["examples.scorer.recent.rewards"] for state in states)
+    a, b = (state["examples.scorer.1.recent.rewards"] for state in states)
     assert np.corrcoef(a.sort().values, b.sort().values)[0, 1] > 0.99
 
 
@@ -135,14 +185,14 @@ def test_records_say_which_sentence_pairs_are_trusted(corpus, monkeypatch, tmp_p
 
 
 def test_contrast_takes_off_the_gradient_behind_other_sources(corpus, monkeypatch, tmp_path):
-    run = started(corpus, monkeypatch, tmp_path, *DDS, "model.dropout=0", "examples.contrast=0.5")
-    draw, gradients, values = dev_batches(run.config, run.dev), [], []
+    run = started(corpus, monkeypatch, tmp_path, *DDS, "model.dropout=0")
+    draw, gradients, values = dev_batches(run.config, run.dev, contrast=True), [], []
     (own, shuffled), *_ = draw(torch.Generator().manual_seed(0))
     assert torch.equal(own.target_out, shuffled.target_out)
     assert sorted(own.source.tolist()) == sorted(shuffled.source.tolist())
     assert not torch.equal(own.source, shuffled.source)
     for parts in ([(own, shuffled)], [(own, None)], [(shuffled, None)]):
-        loss = run.examples.dev_loss(run.model, parts)
+        loss = run.examples.dev_loss(run.model, parts, contrast=0.5)
         values.append(loss.item())
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))]))
     assert values[0] == pytest.approx(values[1], rel=1e-6)
@@ -154,9 +204,8 @@ def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeyp
     run = started(corpus, monkeypatch, tmp_path)
     name, sentences = next(iter(run.data.items()))
     numbers = PairNumbers(run.data, run._vocabulary)
-    batch = assemble([(sentences, i) for i in range(5)])
-    rows = dict(zip(NUMBERS, numbers.rows(batch).T.tolist(), strict=True))
-    source, target = numbers.text(name, 3)
+    rows = dict(zip(NUMBERS, numbers.rows((name, i) for i in range(5)).T.tolist(), strict=True))
+    source, target = sentences.text(3, run._vocabulary)
     ratios = np.log(sentences.target_lengths / sentences.source_lengths)
     assert rows["distance from the usual ratio"][3] == pytest.approx(abs(ratios[3] - ratios.mean()))
     words = target.lower().split()
@@ -168,9 +217,10 @@ def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeyp
 def test_a_copy_is_seen_as_one(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path)
     numbers = PairNumbers(run.data, run._vocabulary)
-    sentences = next(iter(run.data.values()))
-    monkeypatch.setattr(numbers, "text", lambda name, i: ("Same, text", "same , TEXT") if i else ("one two", "two"))
-    rows = dict(zip(NUMBERS, numbers.rows(assemble([(sentences, 0), (sentences, 1)])).T.tolist(), strict=True))
+    name, sentences = next(iter(run.data.items()))
+    texts = {0: ("one two", "two"), 1: ("Same, text", "same , TEXT")}
+    monkeypatch.setattr(sentences, "text", lambda i, vocabulary: texts[i])
+    rows = dict(zip(NUMBERS, numbers.rows([(name, 0), (name, 1)]).T.tolist(), strict=True))
     assert rows["same text"] == [0.0, 1.0]
     assert rows["target words in the source"] == [1.0, 1.0]
     assert rows["source words in the target"] == [0.5, 1.0]
@@ -190,7 +240,8 @@ def test_settings_that_cannot_be_are_refused(override, message):
 
 
 def test_the_report_shows_weights_and_pairs_as_escaped_text(corpus, monkeypatch, tmp_path):
-    monkeypatch.setattr(PairNumbers, "text", lambda self, name, i: ("<b>bold & 1</b>", "<script>alert(1)</script>"))
+    texts = ("<b>bold & 1</b>", "<script>alert(1)</script>")
+    monkeypatch.setattr(Sentences, "text", lambda self, i, vocabulary: texts)
     train(small_config(corpus, monkeypatch, *DDS), tmp_path / "run", Silent())
     report([tmp_path / "run"], tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

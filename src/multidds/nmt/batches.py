@@ -17,6 +17,7 @@ from torch import Tensor
 from multidds import Draws, Mixture, Order
 
 from .errors import UserError
+from .selecting import Chances, Selection, Selections
 from .sentences import Item, Sentences
 from .vocabulary import BEGIN, END
 
@@ -146,12 +147,14 @@ class Stream:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        chances: Chances | None = None,
     ) -> None:
+        """chances: of sentence pairs, to be trained on when their turn comes; None: all are."""
         self._accumulate, self._pool, self._seed = accumulate, pool, seed
         self._rank, self._world_size = rank, world_size
         self._sizes = {name: len(sentences) for name, sentences in data.items()}
         draw = _MixedBatches if mixing == "example" else _UnmixedBatches
-        self._draw: _MixedBatches | _UnmixedBatches = draw(dict(data), mixture, tokens / accumulate, seed)
+        self._draw: _MixedBatches | _UnmixedBatches = draw(dict(data), mixture, tokens / accumulate, seed, chances)
         self._steps: list[list[list[Item]]] = []  # of the pool: [step][batch][sentence]
         self._taken = 0
         self._before = self._draw.state_dict()
@@ -194,7 +197,8 @@ class Stream:
         """The draws as they were before the pool, its length in steps, and the steps taken from it."""
         if self._taken == len(self._steps):  # used up: the mixture may have moved since it was drawn
             return {"before": self._draw.state_dict(), "steps": 0, "taken": 0}
-        return {"before": self._before, "steps": len(self._steps), "taken": self._taken}
+        left_out = self._draw.left_out
+        return {"before": self._before, "steps": len(self._steps), "taken": self._taken, "left_out": left_out}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Go on exactly there. changed: with other data, from where the pool began: it cannot be drawn again, and some
@@ -203,13 +207,15 @@ class Stream:
         self._draw.load_state_dict(state["before"], changed)
         self._steps, self._taken, self._before = [], 0, self._draw.state_dict()
         if state["steps"] and not changed:
-            self._fill(int(state["steps"]))  # the same draws: no update comes inside a pool
+            # The same draws: no update of the mixture comes inside a pool, and what was left out is known.
+            self._fill(int(state["steps"]), state.get("left_out"))
             self._taken = int(state["taken"])
 
-    def _fill(self, steps: int) -> None:
+    def _fill(self, steps: int, left_out: Mapping[str, list[int]] | None = None) -> None:
         self._before = self._draw.state_dict()
         count = steps * self._accumulate
-        batches = _shuffled(self._draw.batches(count), self._seed, sum(self._before["examples"].values()))
+        drawn = self._draw.batches(count, left_out)
+        batches = _shuffled(drawn, self._seed, sum(self._before["examples"].values()))
         self._steps = [batches[i * self._accumulate : (i + 1) * self._accumulate] for i in range(steps)]
         self._taken = 0
 
@@ -217,35 +223,52 @@ class Stream:
 class _MixedBatches:
     """A language pair per sentence: Algorithm 1."""
 
-    def __init__(self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int) -> None:
+    def __init__(
+        self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int, chances: Chances | None
+    ) -> None:
         self._data, self._mixture, self._tokens = data, mixture, tokens
         self._draws = Draws(mixture, seed)
         self._orders = {name: Order(seed, name, len(sentences)) for name, sentences in data.items()}
+        self._selections = None if chances is None else Selections(data, chances, seed)
 
-    def batches(self, number: int) -> list[list[Item]]:
+    def batches(self, number: int, left_out: Mapping[str, list[int]] | None = None) -> list[list[Item]]:
+        """left_out: of the same draws, when they were made before."""
         self._draws.rule(self._mixture)
+        if self._selections is not None:
+            self._selections.begin(left_out)
         return cut(_drawn(self._items(), number * self._tokens, number), number)
 
     def _items(self) -> Iterator[Item]:
         while True:
             name, drawn = self._draws.draw()
-            yield self._data[name], self._orders[name][drawn]
+            chosen = self._orders[name][drawn] if self._selections is None else self._selections[name].next()
+            yield self._data[name], chosen
+
+    @property
+    def left_out(self) -> dict[str, list[int]]:
+        return {} if self._selections is None else self._selections.left_out
 
     def state_dict(self) -> dict[str, Any]:
-        return {"examples": dict(self._draws.counts), "draws": self._draws.state_dict()}
+        places = {} if self._selections is None else {"places": self._selections.places}
+        return {"examples": dict(self._draws.counts), "draws": self._draws.state_dict(), **places}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
         self._draws.load_state_dict(state["draws"], self._mixture if changed else None)
+        if self._selections is not None:
+            self._selections.move(state["places"])
 
 
 class _UnmixedBatches:
     """A language pair per batch: section 2 of the paper."""
 
-    def __init__(self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int) -> None:
+    def __init__(
+        self, data: dict[str, Sentences], mixture: Mixture, tokens: float, seed: int, chances: Chances | None
+    ) -> None:
         self._mixture, self._draws = mixture, Draws(mixture, seed)  # of batches
-        self._shelves = {name: _Shelf(sentences, tokens, seed) for name, sentences in data.items()}
+        self._shelves = {name: _Shelf(sentences, tokens, seed, chances) for name, sentences in data.items()}
+        self.left_out: dict[str, list[int]] = {}  # shelves know it
 
-    def batches(self, number: int) -> list[list[Item]]:
+    def batches(self, number: int, left_out: Mapping[str, list[int]] | None = None) -> list[list[Item]]:
         self._draws.rule(self._mixture)
         return [self._shelves[self._draws.draw()[0]].next() for _ in range(number)]
 
@@ -269,8 +292,9 @@ class _Shelf:
 
     _AHEAD = 20  # batches, or one pass where that is less
 
-    def __init__(self, sentences: Sentences, tokens: float, seed: int) -> None:
+    def __init__(self, sentences: Sentences, tokens: float, seed: int, chances: Chances | None) -> None:
         self._sentences, self._tokens, self._seed = sentences, tokens, seed
+        self._selection = None if chances is None else Selection(sentences, chances, seed)
         self._count = max(1, min(self._AHEAD, int(sentences.all_tokens / tokens)))
         self._order = Order(seed, sentences.name, len(sentences))
         self._before = self._drawn = 0  # sentences, before these batches and with them
@@ -286,19 +310,27 @@ class _Shelf:
         self.examples += len(batch)
         return batch
 
-    def _fill(self) -> None:
-        items = ((self._sentences, self._order[i]) for i in count(self._drawn))
-        drawn = _drawn(items, self._count * self._tokens, self._count)
-        self._before, self._drawn = self._drawn, self._drawn + len(drawn)
+    def _fill(self, left_out: list[int] | None = None) -> None:
+        if self._selection is not None:
+            self._selection.begin(self._drawn, left_out)
+        drawn = _drawn(self._items(), self._count * self._tokens, self._count)
+        self._before = self._drawn
+        self._drawn = self._drawn + len(drawn) if self._selection is None else self._selection.place
         self._batches, self._taken = _shuffled(cut(drawn, self._count), self._seed, self._before), 0
 
+    def _items(self) -> Iterator[Item]:
+        for i in count(self._drawn):
+            yield self._sentences, self._order[i] if self._selection is None else self._selection.next()
+
     def state_dict(self) -> dict[str, Any]:
-        return {"before": self._before, "taken": self._taken if self._batches else None, "examples": self.examples}
+        left_out = {} if self._selection is None else {"left_out": self._selection.left_out}
+        taken = self._taken if self._batches else None
+        return {"before": self._before, "taken": taken, "examples": self.examples, **left_out}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
         self._drawn, self._batches, self._taken = int(state["before"]), [], 0
         if state["taken"] is not None and not changed:
-            self._fill()
+            self._fill(state.get("left_out"))
             self._taken = int(state["taken"])
         self.examples = int(state["examples"])
 

@@ -23,6 +23,7 @@ VOCABULARY = "vocabulary"  # the folder of a run with its vocabularies and sente
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+AtMost1 = Annotated[float, Field(ge=0, le=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -237,13 +238,14 @@ class MixtureSettings(Section):
 
 class ExamplesSettings(Section):
     method: Literal["none", "dds", "highest-losses"] = "none"
-    every: Positive = 10
+    every: Positive = 5
+    learn: AtMost1 = 0.25
     probe_tokens: Positive = 1000
     parameters: Literal["source", "all"] = "source"
-    contrast: AtLeast0 = 0.5
+    contrast: AtLeast0 = 1.0
     sharpness: Above0 = 2.0
     decay: Share = 0.9
-    replay: Positive = 25
+    replay: Positive = 40
     drop: Share = 0.3
 
 

@@ -1,32 +1,38 @@
-"""`[examples]`: how much single sentence pairs count in a training, and what is remembered of that.
+"""`[examples] method = "dds"`: which sentence pairs a training trusts, learned from its dev sets (`ExampleScorer`).
 
-A step multiplies the losses of target tokens by the weights of their sentence pairs, relative over all processes.
-Weights are learned (`ExampleScorer`: DDS), or 0 for the highest losses of each batch, which is the usual remedy.
+Dev sets want two things: a low loss, and that the loss comes from the source, which wrong targets in the right language
+do not teach. There is a scorer for each. They see numbers that describe a pair (`pair_numbers`), and the chance that a
+pair is trained on when its turn comes is the product of both trusts: pairs are drawn by P(x, y; psi) of the paper. A
+step is as large as without.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from multidds import ExampleScorer
+from multidds import ExampleScorer, Mixture
+from multidds.randomness import derive
 
 from .batches import Batch
 from .config import Config
-from .pair_numbers import PairNumbers, per_sentence, sentence_of
-from .probes import DevPart, dev_batches
+from .highest_losses import HighestLosses
+from .pair_numbers import PairNumbers, per_sentence
+from .pair_weights import Origin, PairWeights
+from .probes import DevPart, dev_batches, mixed_batch
 from .processes import Processes
-from .records import ExampleFacts, Scored
+from .records import Scored
 from .sentences import Sentences
 
-EDGES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # between the bins of weights
-SHOWN = 8  # sentence pairs of the highest and of the lowest weights, in a record
-_LARGEST = 1e6
-_LR, _FADING, _INNER_STEPS = 0.01, 0.01, 20  # of the scorer's network at each update; _FADING: its weight decay
+_LR, _INNER_STEPS = 0.01, 20  # of a scorer's network at each update
+_FADING = (
+    0.01,
+    0.05,
+)  # its weight decay, for the loss and for the contrast: without what all pairs teach, noise weighs more
+_LEAST = 0.01  # chance: a pair that is never seen again could not be forgiven
 
 Losses = Callable[[nn.Module, Batch], Tensor]  # of target tokens: [R]
 
@@ -37,66 +43,101 @@ def make_examples(
     losses: Losses,
     data: Mapping[str, Sentences],
     dev: Mapping[str, Sentences],
+    mixture: Mixture,
     vocabulary: Mapping[str, Sequence[str]],
+    steps: float,
     processes: Processes,
-) -> "Examples | None":
-    """None where all sentence pairs count the same. losses: of the target tokens of a batch, as in training."""
-    if config.examples.method == "none":
-        return None
-    return Examples(config, model, losses, PairNumbers(data, vocabulary), dev, processes)
+) -> "Examples | HighestLosses | None":
+    """What a recipe asks for; None where all sentence pairs are alike."""
+    if config.examples.method == "dds":
+        return Examples(config, model, losses, data, dev, mixture, vocabulary, steps, processes)
+    if config.examples.method == "highest-losses":
+        return HighestLosses(config.examples.drop, data, vocabulary, processes)
+    return None
+
+
+class Described(Protocol):
+    """What a scorer is asked about: sentence pairs."""
+
+    @property
+    def origins(self) -> Sequence[Origin]: ...
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sentence pairs that were drawn, not yet read."""
+
+    origins: Sequence[Origin]
 
 
 class Examples:
-    """The weights of the sentence pairs of a training. All processes call the same methods in the same order."""
+    """The chances of the sentence pairs of a training. All processes call the same methods in the same order."""
 
     def __init__(
         self,
         config: Config,
         model: nn.Module,
         losses: Losses,
-        numbers: PairNumbers,
+        data: Mapping[str, Sentences],
         dev: Mapping[str, Sentences],
+        mixture: Mixture,
+        vocabulary: Mapping[str, Sequence[str]],
+        steps: float,
         processes: Processes,
     ) -> None:
-        self._settings, self._numbers, self._processes = config.examples, numbers, processes
-        self._losses = losses
-        self._weights = {name: np.full(n, -1, np.float32) for name, n in numbers.sizes.items()}  # given last; -1: never
-        self.scorer = None
-        if self._settings.method == "dds":
-            self.scorer = self._scorer(config, model, dev)
+        """losses: of the target tokens of a batch, as in training. steps: how long the training is, about."""
+        self._settings, self._seed, self._processes = config.examples, config.train.seed, processes
+        self._losses, self._data, self._mixture = losses, data, mixture
+        self._numbers, self._weights = PairNumbers(data, vocabulary), PairWeights(data, vocabulary)
+        wants = [(0.0, "all")]
+        if config.examples.contrast:
+            wants.append((config.examples.contrast, config.examples.parameters))
+        self._params = [_parameters(model, which) for _, which in wants]
+        self.scorers = [
+            self._scorer(config, model, dev, contrast, params, fading)
+            for (contrast, _), params, fading in zip(wants, self._params, _FADING, strict=False)
+        ]
+        self._until = config.examples.learn * steps
+        self._chances: dict[Origin, float] = {}  # since the last update
         self._skipped: str | None = None  # why the last update changed nothing
-        self._begin()
 
-    def _scorer(self, config: Config, model: nn.Module, dev: Mapping[str, Sentences]) -> ExampleScorer:
+    def _scorer(
+        self,
+        config: Config,
+        model: nn.Module,
+        dev: Mapping[str, Sentences],
+        contrast: float,
+        params: list[nn.Parameter],
+        fading: float,
+    ) -> ExampleScorer:
         settings = config.examples
-        self._params = _parameters(model, settings.parameters)
         return ExampleScorer(
             None,
             model,
             self._sentence_losses,
-            dev={"dev": dev_batches(config, dev)},
+            dev={"dev": dev_batches(config, dev, contrast=contrast > 0)},
             every=settings.every,
-            optimizer=partial(torch.optim.Adam, lr=_LR, weight_decay=_FADING),
+            optimizer=partial(torch.optim.Adam, lr=_LR, weight_decay=fading),
             features=self._rows,
             own_loss=False,
-            dev_loss=self.dev_loss,
+            dev_loss=partial(self.dev_loss, contrast=contrast),
             decay=settings.decay,
             replay=settings.replay,
             inner_steps=_INNER_STEPS,
-            params=self._params,
+            params=params,
             seed=config.train.seed,
         )
 
-    # ------------------------------------------------------------------------------------------ what the scorer sees
+    # ------------------------------------------------------------------------------------------ what a scorer sees
 
-    def _rows(self, batches: list[Batch]) -> Tensor:
-        return torch.cat([self._numbers.rows(batch) for batch in batches])
+    def _rows(self, parts: Sequence[Described]) -> Tensor:
+        return self._numbers.rows([origin for part in parts for origin in part.origins])
 
     def _sentence_losses(self, model: nn.Module, batches: list[Batch]) -> Tensor:
         """Per target token. # [B]"""
         return torch.cat([per_sentence(batch, self._losses(model, batch)) for batch in batches])
 
-    def dev_loss(self, model: nn.Module, parts: list[DevPart]) -> Tensor:
+    def dev_loss(self, model: nn.Module, parts: list[DevPart], contrast: float) -> Tensor:
         """The mean loss of target tokens; its gradient less `contrast` times that of the loss behind other sources. []
 
         The difference is what only right pairs teach: wrong ones teach the target language, too.
@@ -106,98 +147,64 @@ class Examples:
             total = total + self._losses(model, own).sum()
             if shuffled is not None:
                 other = self._losses(model, shuffled).sum()
-                total = total - self._settings.contrast * (other - other.detach())
+                total = total - contrast * (other - other.detach())
         return total / sum(own.tokens for own, _ in parts)
 
-    # ------------------------------------------------------------------------------------------ a step
+    # ------------------------------------------------------------------------------------------ updates, chances
 
-    def look(self, batches: list[Batch], step: int) -> None:
-        """After `step` steps, if an update is due: learn from what the next one is about to train on."""
-        if self.scorer is not None and step and step % self._settings.every == 0:
-            self._skipped = self.scorer.update(batches).skipped
+    def look(self, step: int) -> None:
+        """After `step` steps: an update of one of the scorers, in turn, if it is due.
 
-    def _begin(self) -> None:
-        """Of a step: sentence pairs and their weights; weighted tokens."""
-        self._seen: list[tuple[tuple[tuple[str, int], ...], Tensor]] = []
-        self._weighted_tokens = 0.0
+        It learns from pairs that are drawn by the mixture alone: of those that are trained on, few are wrong. And it
+        learns in the first part of a training only: a model that has not seen wrong pairs for long is not harmed by
+        one, and rewards say so.
+        """
+        if not step or step % self._settings.every or step > self._until:
+            return
+        generator = torch.Generator().manual_seed(derive(self._seed, "examples", step, self._processes.rank))
+        tokens = 2 * self._settings.probe_tokens // self._processes.size
+        batches = mixed_batch(self._data, self._mixture, tokens, generator)
+        scorer = self.scorers[step // self._settings.every % len(self.scorers)]
+        self._skipped = scorer.update(batches).skipped
+        self._chances = {}
 
-    def weighted(self, batch: Batch, token_losses: Tensor) -> Tensor:
-        """The sum of the losses of a batch, each times its weight; `settle` makes the mean weight 1. []"""
-        weights = self._weights_of(batch, token_losses.detach())
-        self._seen.append((batch.origins, weights.cpu()))
-        of_tokens = weights[sentence_of(batch).to(weights.device)]
-        self._weighted_tokens += float(of_tokens.sum())
-        return (of_tokens.to(token_losses.dtype) * token_losses).sum()
+    def trust(self, origins: Sequence[Origin]) -> Tensor:
+        """How far sentence pairs are trusted, up to 1: in what all dev sets want of them. # [B]"""
+        found = torch.ones(len(origins), dtype=torch.float64)
+        for scorer in self.scorers:
+            found = found * scorer.trust([Pairs(origins)]).double().cpu()
+        return found
 
-    def _weights_of(self, batch: Batch, token_losses: Tensor) -> Tensor:
-        if self.scorer is None:
-            means = per_sentence(batch, token_losses)
-            return (means <= means.quantile(1 - self._settings.drop)).double()
-        return self.scorer.trust([batch]).double() ** self._settings.sharpness
-
-    def settle(self, parameters: Iterable[nn.Parameter], tokens: int) -> None:
-        """After the backward passes of a step: gradients as if the mean weight of its `tokens` target tokens were 1."""
-        everyone = self._processes.gathered((self._seen, self._weighted_tokens))
-        scale = min(tokens / max(math.fsum(total for _, total in everyone), 1e-300), _LARGEST)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, scale)
-        for origins, weights in (part for parts, _ in everyone for part in parts):
-            for (name, i), weight in zip(origins, weights.tolist(), strict=True):
-                self._weights[name][i] = weight * scale
-        self._begin()
+    def chances(self, origins: Sequence[Origin]) -> list[float]:
+        """Of sentence pairs that were drawn, to be trained on."""
+        if new := [origin for origin in origins if origin not in self._chances]:
+            found = self.trust(new).pow(self._settings.sharpness).clamp_min(_LEAST).tolist()
+            self._chances.update(zip(new, found, strict=True))
+            self._weights.see(new, found)
+        return [self._chances[origin] for origin in origins]
 
     # ------------------------------------------------------------------------------------------ records, states
 
     def record(self, step: int) -> Scored:
-        """What the weights are now, of the sentence pairs seen so far, each by its last one."""
-        seen = {name: w[w >= 0] for name, w in self._weights.items()}
-        bins = {name: np.digitize(w, EDGES) for name, w in seen.items()}
-        ranked = self._ranked()
-        return Scored(
-            step=step,
-            edges=list(EDGES),
-            histogram={name: np.bincount(b, minlength=len(EDGES) + 1).tolist() for name, b in bins.items()},
-            weight={name: float(w.mean()) for name, w in seen.items() if len(w)},
-            highest=[self._facts(*example) for example in reversed(ranked[-SHOWN:])],
-            lowest=[self._facts(*example) for example in ranked[:SHOWN]],
-            skipped=self._skipped,
-        )
-
-    def _ranked(self) -> list[tuple[str, int]]:
-        """The sentence pairs of the lowest and of the highest weights, the lowest first; ties by dataset and number."""
-        found = []
-        for name, weights in self._weights.items():
-            seen = np.flatnonzero(weights >= 0)
-            order = seen[np.argsort(weights[seen], kind="stable")]
-            ends = order if len(order) <= 2 * SHOWN else np.concatenate([order[:SHOWN], order[-SHOWN:]])
-            found += [(float(weights[i]), name, int(i)) for i in ends]
-        return [(name, i) for _, name, i in sorted(found)]
-
-    def _facts(self, name: str, i: int) -> ExampleFacts:
-        source, target = self._numbers.text(name, i)
-        weight = float(self._weights[name][i])
-        return ExampleFacts(dataset=name, number=i, weight=weight, source=source, target=target)
+        return self._weights.record(step, self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, and under "tensors" what is not."""
-        tensors = {f"weights.{name}": torch.from_numpy(w.copy()) for name, w in self._weights.items()}
-        scorer = None if self.scorer is None else self.scorer.state_dict()
-        if scorer is not None:
-            tensors |= {f"scorer.{key}": tensor for key, tensor in scorer.pop("tensors").items()}
-        return {"scorer": scorer, "skipped": self._skipped, "tensors": tensors}
+        tensors = self._weights.state_dict()
+        states = [scorer.state_dict() for scorer in self.scorers]
+        for place, state in enumerate(states):
+            tensors |= {f"scorer.{place}.{key}": tensor for key, tensor in state.pop("tensors").items()}
+        return {"scorers": states, "skipped": self._skipped, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "scorer": {}}
-        for name, tensor in state["tensors"].items():
-            kind, _, key = name.partition(".")
-            parts[kind][key] = tensor
-        for name, kept in parts["weights"].items():
-            if name in self._weights and len(kept) == len(self._weights[name]):  # else the data have changed
-                self._weights[name] = kept.numpy().copy()
+        tensors = state["tensors"]
+        self._weights.load_state_dict(tensors)
         self._skipped = state["skipped"]
-        if self.scorer is not None:
-            like = {f"direction.{place}": p for place, p in enumerate(self._params)}
-            self.scorer.load_state_dict({**state["scorer"], "tensors": _padded(parts["scorer"], like)})
+        for place, (scorer, plain) in enumerate(zip(self.scorers, state["scorers"], strict=True)):
+            begin = f"scorer.{place}."
+            own = {key.removeprefix(begin): tensor for key, tensor in tensors.items() if key.startswith(begin)}
+            like = {f"direction.{i}": p for i, p in enumerate(self._params[place])}
+            scorer.load_state_dict({**plain, "tensors": _padded(own, like)})
 
 
 def _padded(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

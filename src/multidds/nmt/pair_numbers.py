@@ -5,7 +5,7 @@ never change in a training, and nothing here is told which pairs are wrong.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from .batches import Batch
 from .lexicon import Lexicon
 from .sentences import Sentences
-from .vocabulary import END
 
 NUMBERS = (
     "target fits source", "source fits target", "target words in the source", "source words in the target",
@@ -28,21 +27,19 @@ class PairNumbers:
     """What can be known of the sentence pairs of a training before it begins. The same on every process."""
 
     def __init__(self, data: Mapping[str, Sentences], vocabulary: Mapping[str, Sequence[str]]) -> None:
-        self._data, self._pieces = data, (vocabulary["source"], vocabulary["target"])
+        self._data, self._vocabulary = data, vocabulary
         self._usual_ratio = {name: _usual_ratio(sentences) for name, sentences in data.items()}
         self._lexicon = Lexicon(data)
         self._known: dict[tuple[str, int], tuple[float, ...]] = {}  # once computed
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {name: len(sentences) for name, sentences in self._data.items()}
-
-    def rows(self, batch: Batch) -> Tensor:
-        """The numbers of NUMBERS for each sentence pair of a batch. # [B, F]"""
-        for origin in batch.origins:
+    def rows(self, origins: Iterable[tuple[str, int]]) -> Tensor:
+        """The numbers of NUMBERS for sentence pairs, each by its language pair and its number there. # [B, F]"""
+        found = []
+        for origin in origins:
             if origin not in self._known:
                 self._known[origin] = self._numbers(*origin)
-        return torch.tensor([self._known[origin] for origin in batch.origins], dtype=torch.float64)
+            found.append(self._known[origin])
+        return torch.tensor(found, dtype=torch.float64)
 
     def _numbers(self, name: str, i: int) -> tuple[float, ...]:
         source, target = self._data[name].sizes(i)
@@ -50,15 +47,9 @@ class PairNumbers:
         there, back = self._shares(name, i)
         return (*self._lexicon.fit(name, i), there, back, float(there == back == 1), distance)
 
-    def text(self, name: str, i: int) -> tuple[str, str]:
-        """Both sides of a sentence pair, as far as their tokens tell."""
-        source, target = self._data[name].tokens(i)
-        tagged = self._data[name].tag is not None
-        return _text(source[1:] if tagged else source, self._pieces[0]), _text(target, self._pieces[1])
-
     def _shares(self, name: str, i: int) -> tuple[float, float]:
         """The share of target words and marks that stand in the source too, and the other way round."""
-        source, target = (_WORDS.findall(side.lower()) for side in self.text(name, i))
+        source, target = (_WORDS.findall(side.lower()) for side in self._data[name].text(i, self._vocabulary))
         return _share(target, set(source)), _share(source, set(target))
 
 
@@ -83,7 +74,3 @@ def _usual_ratio(sentences: Sentences) -> float:
 
 def _share(words: list[str], others: set[str]) -> float:
     return sum(word in others for word in words) / len(words) if words else 0.0
-
-
-def _text(tokens: "np.ndarray[tuple[int], np.dtype[np.int64]]", pieces: Sequence[str]) -> str:
-    return "".join(pieces[token] for token in tokens.tolist() if token != END).replace("▁", " ").strip()

@@ -5,10 +5,13 @@ too; with their number growing like the root a token costs 1.2 times one of trai
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from multidds import Mixture
 
 from .batches import Batch, assemble, cut, packed
 from .config import Config
@@ -35,10 +38,29 @@ def _parts(items: list[Item], tokens: int) -> list[list[Item]]:
     return cut(items, min(len(items), math.ceil(math.sqrt(tokens / 256))))
 
 
-def dev_batches(config: Config, dev: Mapping[str, Sentences]) -> Callable[[torch.Generator], list[DevPart]]:
+def mixed_batch(
+    data: Mapping[str, Sentences], mixture: Mixture, tokens: int, generator: torch.Generator
+) -> list[Batch]:
+    """About `tokens` tokens of training text, drawn as the mixture says and with replacement, in parts."""
+    names = list(data)
+    shares = torch.tensor([mixture[name] for name in names], dtype=torch.float64)
+    mean = sum(mixture[name] * data[name].all_tokens / len(data[name]) for name in names)
+    items = _items([data[name] for name in names], shares, max(1, round(tokens / mean)), generator)
+    return [assemble(part) for part in _parts(items, tokens)]
+
+
+def _items(sets: Sequence[Sentences], shares: Tensor, count: int, generator: torch.Generator) -> list[Item]:
+    places = torch.multinomial(shares, count, replacement=True, generator=generator).tolist()
+    numbers = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    return [(sets[k], int(u * len(sets[k]))) for k, u in zip(places, numbers, strict=True)]
+
+
+def dev_batches(
+    config: Config, dev: Mapping[str, Sentences], contrast: bool
+) -> Callable[[torch.Generator], list[DevPart]]:
     """A source of dev batches of all dev sets together, each drawn as its priority says, or all alike.
 
-    In parts; where `contrast` asks for it, each with the same targets behind other sources.
+    In parts; with `contrast`, each with the same targets behind other sources.
     """
     priority = config.mixture.priority
     weights = [priority.get(name, 0.0) if isinstance(priority, dict) else 1.0 for name in dev]
@@ -48,11 +70,8 @@ def dev_batches(config: Config, dev: Mapping[str, Sentences]) -> Callable[[torch
     count = max(1, round(tokens / mean))
 
     def draw(generator: torch.Generator) -> list[DevPart]:
-        places = torch.multinomial(shares, count, replacement=True, generator=generator).tolist()
-        numbers = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
-        items = [(sets[k], int(u * len(sets[k]))) for k, u in zip(places, numbers, strict=True)]
-        parts = _parts(items, tokens)
-        return [(assemble(part), _shuffled(part) if config.examples.contrast else None) for part in parts]
+        parts = _parts(_items(sets, shares, count, generator), tokens)
+        return [(assemble(part), _shuffled(part) if contrast else None) for part in parts]
 
     return draw
 

@@ -3,6 +3,7 @@
 Lengths and tokens are read from the shards when they are asked for. What batches are made of them is `batches`'.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from .config import Config
 from .prepare import Prepared
+from .vocabulary import END
 
 
 class Sentences:
@@ -54,6 +56,15 @@ class Sentences:
         """Source, behind its tag if it has one, and target of sentence pair i, without <s> and </s>."""
         source, target = self._stored.tokens(i)
         return source if self.tag is None else np.concatenate([[self.tag], source]), target
+
+    def text(self, i: int, vocabulary: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+        """Source and target of sentence pair i, without the tag, as far as their tokens tell."""
+        source, target = self._stored.tokens(i)
+        return _text(source, vocabulary["source"]), _text(target, vocabulary["target"])
+
+
+def _text(tokens: np.ndarray, pieces: Sequence[str]) -> str:
+    return "".join(pieces[token] for token in tokens.tolist() if token != END).replace("▁", " ").strip()
 
 
 Item = tuple[Sentences, int]  # a sentence pair by its number

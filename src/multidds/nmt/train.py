@@ -23,7 +23,8 @@ from .balancing import make_balancer, record_of
 from .batches import Batch, Stream, assemble
 from .config import Config, read_run
 from .device import compiler_errors, device_of
-from .examples import make_examples
+from .examples import Examples, make_examples
+from .highest_losses import HighestLosses
 from .losses import RecentLosses
 from .model import make_model
 from .prepare import Prepared
@@ -34,6 +35,7 @@ from .records import AnyRecord, DataChanged, Started, Stepped, Validated, check_
 from .resuming import load, renew, saved
 from .run_folder import check_beside, check_run_folder, data_of, open_run
 from .schedule import learning_rate, planned_steps, within_budget
+from .selecting import Chances
 from .sentences import Sentences
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
@@ -55,8 +57,8 @@ def train(config: Config, folder: Path, show: Display, changed_data: bool = Fals
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
             at.lap("data")
-            if run.examples is not None:
-                run.examples.look(batches, at.step)
+            if isinstance(run.examples, Examples):
+                run.examples.look(at.step)
                 at.lap("updates")
             run.step(batches, tokens)
             at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
@@ -114,14 +116,15 @@ class Training:
         self.optimizer = self._optimizer()
         self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
         self.schedule = schedule_of(config, self.data, self.mixture)
-        self.stream = self._stream()
+        self.examples = make_examples(
+            config, self.model, self._token_losses, self.data, self.dev, self.mixture, prepared.vocabulary,
+            planned_steps(config, self.data), self.processes,
+        )  # fmt: skip
+        self.stream = self._stream(self.examples.chances if isinstance(self.examples, Examples) else None)
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
         self.balancer = make_balancer(
             config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self.priority(epoch=0)
         )  # fmt: skip
-        self.examples = make_examples(
-            config, self.model, self._token_losses, self.data, self.dev, prepared.vocabulary, self.processes
-        )
         self.wrapped = self.processes.replicated(self.model, self._passed)
         self.progress = Progress()
         self.before = self.processes.size  # processes of the training that goes on
@@ -138,11 +141,13 @@ class Training:
         if first is not None:
             self._record(first)
 
-    def _stream(self) -> Stream:
+    def _stream(self, chances: Chances | None) -> Stream:
+        """chances: of drawn sentence pairs to be trained on; None: all are."""
         settings, processes = self.config.train, self.processes
         return Stream(
             self.data, self.mixture, tokens=settings.tokens, accumulate=settings.accumulate, pool=settings.pool,
             mixing=settings.mixing, seed=settings.seed, rank=processes.rank, world_size=processes.size,
+            chances=chances,
         )  # fmt: skip
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -174,7 +179,7 @@ class Training:
                 # DDP averages over processes what should be summed.
                 (loss * (among / tokens)).backward()  # type: ignore[no-untyped-call]
             total += plain.detach()
-        if self.examples is not None:
+        if isinstance(self.examples, HighestLosses):
             self.examples.settle(self.model.parameters(), tokens)
         pairs = {name for batch in batches for name in batch.pairs}
         if self.balancer is not None and settings.mixing == "batch" and len(pairs) == among == 1:
@@ -188,11 +193,11 @@ class Training:
 
     def _step_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(what a step makes small, the loss without the weights of examples), summed over target tokens."""
-        if self.examples is None:
-            loss = self._summed_loss(self.wrapped, batch)
-            return loss, loss
-        each = self._token_losses(self.wrapped, batch)
-        return self.examples.weighted(batch, each), each.sum()
+        if isinstance(self.examples, HighestLosses):
+            each = self._token_losses(self.wrapped, batch)
+            return self.examples.weighted(batch, each), each.sum()
+        loss = self._summed_loss(self.wrapped, batch)
+        return loss, loss
 
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:  # [R]
         with self._autocast():
