@@ -180,7 +180,10 @@ def test_a_run_goes_on_with_other_data(method, mixing, tmp_path):
     assert (moments[len(known) :] == 0).all()
     assert changed.optimizer.state[embedding]["step"] == 9
     assert changed.mixture["loud-base"] == pytest.approx(0.5)  # as large as the one that is still there
-    assert changed.progress.step == 9
+    at = changed.progress
+    assert (at.step, at.best, at.waited, at.epoch) == (9, None, 0, at.sentences // 600)
+    assert changed.stream.state_dict()["steps"] == 0  # the pool under way was of other sentences
+    assert state["stream"]["steps"] > 0 or "schedule" in method
     if "schedule" not in method:
         drawn = changed.stream.state_dict()["before"]["examples"]
         assert drawn["shift-base"] > 0
@@ -362,6 +365,12 @@ def test_weights_of_sentence_pairs_are_kept_where_their_data_are(tmp_path):
     assert (wanted[len(known) :] == 0).all()
     train(config, run, Silent())
     assert read_lines(run)[-1]["kind"] == "examples"
+    fewer = recipe(GROWN, "fewer", *dds, "train.max_steps=24", "data.max_length=20", keep="data/old")
+    changed = Training(fewer, run, changed_data=True)
+    changed.close()
+    again = changed.examples.state_dict()["tensors"]["weights.shift-base"]
+    assert len(again) == Prepared(fewer).sizes["shift-base"] < 300
+    assert (again == -1).all()
 
 
 def test_a_new_target_language_goes_on_with_what_is_known_of_pairs(tmp_path):
