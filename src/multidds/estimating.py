@@ -26,7 +26,7 @@ from .rewards import Reward
 from .rotation import Rotation
 from .sharing import Sharing, alike_on_all, owners_of
 from .sketch import Sketcher
-from .slopes import ExampleLosses, refuse_model
+from .slopes import ExampleLosses, refuse_narrow
 from .sources import ProbeSources
 from .sweep import Direction, Findings, Losses, Taken, sweep
 from .table import Halves, Table, sketcher_of
@@ -105,7 +105,7 @@ class Estimator:
         self._rounds = 0
         self._seen: dict[str, float] = {}  # the last losses of dev sets, where they are looked at in parts and ranked
         if parts is not None and parts.losses is not None:
-            refuse_model("Balancer", prober)
+            refuse_narrow("Balancer", prober)
             by_set = partial(self._dev_gradient, {}, None) if parts.by_set else None
             self._mixed = MixedProbes(prober, parts.losses, sources, *parts.batches, by_set)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gradients import Gradient, added, norm
+from .gradients import Gradient, added
 from .probing import Prober
 from .slopes import ExampleLosses, NumberedSlopes, one_per_example, slopes_of, step_size
 from .sources import ProbeSources
@@ -54,6 +54,9 @@ class MixedProbes:
         self._prober, self._losses = prober, losses
         self._batches, self._by_set = {"train": train, "dev": dev}, by_set
         self._mixing = {role: sources.mixing(role) for role in (("train",) if by_set else ("train", "dev"))}
+        # With two examples or more in each, no batch is empty. Ranks that hold shards make their passes together.
+        if prober.layout.sharded and any(size < 2 for size, _ in self._mixing.values()):
+            raise ValueError(f"{_OWNER}: a sharded model needs probe batches of at least two examples; see batches_of.")
 
     def estimate(
         self, sources: ProbeSources, datasets: tuple[str, ...], dev: Mapping[str, float], update: int
@@ -63,7 +66,7 @@ class MixedProbes:
         """
         self._sources = sources
         vector, dev_losses = self._wanted(dev, update)
-        length = norm(vector)
+        length = self._prober.layout.norm(vector)
         dev_loss = math.fsum(weight * dev_losses[name] for name, weight in dev.items())
         trouble = _not_finite("loss", "dev set", dev_losses)
         if trouble is None and not math.isfinite(length):
