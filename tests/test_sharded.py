@@ -285,8 +285,8 @@ def check_what_is_refused(rank, folder):
     uneven = f"total_batches must be a multiple of the {size} ranks that hold shards, but it is {size + 1}."
     assert uneven in refusal(sharded(Uneven()), total_batches=size + 1)
     ones = {name: batches_of(dataset(), 1) for name in map(str, range(70))}
-    with pytest.raises(ValueError, match="a sharded model needs probe batches of at least two examples; see batches_of"):
-        options = {"train": ones, "dev": ones, "losses": losses, "steps": 2000, "budget": 0.1}
+    options = {"train": ones, "dev": ones, "losses": losses, "steps": 2000, "budget": 0.1}
+    with pytest.raises(ValueError, match="a sharded model needs probe batches of at least two examples; see batches_"):
         Balancer(Mixture.uniform(ones), sharded(Uneven()), loss, **options)
 
 
