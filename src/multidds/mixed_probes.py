@@ -83,7 +83,7 @@ class MixedProbes:
         mean = self.direction.with_vector(vector)
         length = self._prober.layout.norm(mean)
         step = step_size(self._prober, steepness, dev_loss, None) if steepness else 1.0
-        found = self._slopes(datasets, mean, length if steepness else 0.0, step, update)
+        found = self._slopes(datasets, [*mean], length if steepness else 0.0, step, update)
         rewards = {name: slopes.mean().item() for name, (slopes, _) in found.items()}
         losses = {name: each.mean().item() for name, (_, each) in found.items()}
         trouble = _not_finite("loss", "dataset", losses) or _not_finite("reward", "dataset", rewards)
