@@ -97,9 +97,9 @@ def paper_config(folder: Path, n: int, model: str, threads: int, budget: float =
     return config
 
 
-def demo_config(folder: Path, corpus: Path | None, threads: int) -> Config:
-    """recipes/catalogues.toml with an update every 50 steps of 2,048 tokens, probes of 1,024."""
-    overrides = [f"train.threads={threads}", "train.max_epochs=1000000", "mixture.every=50"]
+def demo_config(folder: Path, corpus: Path | None, threads: int, every: int) -> Config:
+    """recipes/catalogues.toml with an update every so many steps of 2,048 tokens, probes of 1,024."""
+    overrides = [f"train.threads={threads}", "train.max_epochs=1000000", f"mixture.every={every}"]
     if corpus is None:
         write_text(folder / "text", DEMO, 2000, 12.0, 0.8)
         where = {"folder": folder / "prepared", "test": folder / "text/{many}-eng/dev.{lang}"}
@@ -113,6 +113,14 @@ def demo_config(folder: Path, corpus: Path | None, threads: int) -> Config:
 
 
 # ---------------------------------------------------------------------------------------------- clocks
+
+
+_clocks = [time.perf_counter]
+
+
+def clock() -> float:
+    """Seconds of the chosen clock."""
+    return _clocks[0]()
 
 
 class Parts:
@@ -157,11 +165,11 @@ class Parts:
     def _timed(self, function: Any, part: str) -> Any:
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._inside.append(0.0)
-            began = time.perf_counter()
+            began = clock()
             try:
                 return function(*args, **kwargs)
             finally:
-                seconds = time.perf_counter() - began
+                seconds = clock() - began
                 self.seconds[part] += seconds - self._inside.pop()
                 self._inside[-1] += seconds
                 self.calls[part] += 1
@@ -179,22 +187,22 @@ class Silent:
 
 def step(run: Training) -> float:
     """One turn of the loop of multidds.nmt.train, without an update. Seconds."""
-    began, at = time.perf_counter(), run.progress
+    began, at = clock(), run.progress
     batches, sentences, tokens = run.stream.next(run.steps_until_update())
     run.step(batches, tokens)
     at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
     run.watch(Silent())
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def update(run: Training) -> float:
     """One update, as the loop makes and records it. Seconds."""
     assert run.balancer is not None
-    began = time.perf_counter()
+    began = clock()
     with run.at_averaged_weights():
         found = run.balancer.update()
     run.record_update(found, Silent())
-    return time.perf_counter() - began
+    return clock() - began
 
 
 # ---------------------------------------------------------------------------------------------- measuring
@@ -262,12 +270,12 @@ def authors_pass(run: Training, count: int = 8) -> float:
     seconds = []
     for sentences in [*run.data.values(), *run.dev.values()][:16]:
         items = [(sentences, int(i)) for i in random.integers(len(sentences), size=count)]
-        began = time.perf_counter()
+        began = clock()
         batch = assemble(items)
         (run._summed_loss(run.model, batch) / batch.tokens).backward()  # type: ignore[no-untyped-call]
         gradient = [p.grad for p in params]
         gradients.dot(gradient, other) / gradients.norm(gradient)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock() - began)
         run.optimizer.zero_grad()
     return statistics.fmean(seconds)
 
@@ -321,10 +329,16 @@ def main() -> None:
     parser.add_argument("--only", choices=["paper-8", "paper-100", "demo", *BUDGETS], help="one of the scales")
     parser.add_argument("--model", choices=list(MODELS), default="tiny", help="of the paper's scales")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--every", type=int, default=50, help="steps between updates at the demo's scale; its recipe: 100"
+    )
+    parser.add_argument("--processor-time", action="store_true", help="for a busy machine, with one thread")
     parser.add_argument("--corpus", type=Path, help="a folder where recipes/catalogues.toml was prepared")
     parser.add_argument("--json", type=Path, help="write the ratios here as well")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.processor_time:
+        _clocks[0] = time.process_time
     with contextlib.suppress(ImportError):  # as `multidds train` does
         from multidds.nmt.allocator import keep_freed_memory
 
@@ -337,7 +351,7 @@ def main() -> None:
         for scale in rounds if args.only is None else [args.only]:
             if scale == "demo":
                 os.chdir(args.corpus or folder)
-                config = demo_config(folder / scale, args.corpus, args.threads)
+                config = demo_config(folder / scale, args.corpus, args.threads, args.every)
             else:
                 n, budget = int(scale.split("-")[1]), BUDGETS.get(scale, 0.0)
                 config = paper_config(folder / scale, n, args.model, args.threads, budget)

@@ -195,6 +195,10 @@ def main() -> None:
     parser.add_argument("--between", type=int, default=10, help="text: steps between updates")
     parser.add_argument("--warm", type=int, default=400, help="text: steps before the first update")
     parser.add_argument("--average", type=int, default=40, help="text: steps of the average whose weights are probed")
+    parser.add_argument("--seed", type=int, default=0, help="text: of the model, of training and of probes")
+    parser.add_argument(
+        "--slopes", action="store_true", help="text: mixed batches alone, against full probes by slopes"
+    )
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -202,9 +206,12 @@ def main() -> None:
     if args.what == "quadratic":
         quadratic(args.datasets or 10_000, 100, 16, args.noise, args.updates, args.shares)
     elif args.what == "text":
-        text(args.datasets or 1000, args.updates or 20, args.passes, args.batch, args.between, args.warm, args.average)
+        text(
+            args.datasets or 1000, args.updates or 20, args.passes, args.batch, args.between, args.warm, args.average,
+            args.seed, cosines=not args.slopes,
+        )  # fmt: skip
     elif args.what == "moments":
-        moments(args.datasets or 100, args.updates or 6, args.batch, args.between, args.warm, args.average)
+        moments(args.datasets or 100, args.updates or 6, args.batch, args.between, args.warm, args.average, args.seed)
     else:
         scale(args.datasets or 10_000)
 

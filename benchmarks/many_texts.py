@@ -60,8 +60,8 @@ def correlation(one: dict[str, float], other: dict[str, float]) -> float:
 class Reader:
     """A byte model that trains on n sources at once, and its averaged weights. average: over so many steps."""
 
-    def __init__(self, n: int, batch: int, average: int) -> None:
-        torch.manual_seed(0)
+    def __init__(self, n: int, batch: int, average: int, seed: int) -> None:
+        torch.manual_seed(seed)
         self.names, self._batch, self._average = [f"t{i:04}" for i in range(n)], batch, average
         halves = {name: whole.chunk(2) for name, whole in zip(self.names, texts(n, 6000), strict=True)}
         self.train = {name: batches_of(Windows(first), batch, stacked) for name, (first, _) in halves.items()}
@@ -69,7 +69,7 @@ class Reader:
         self.model = Transformer(width=32, layers=2, heads=4)
         self.averaged = copy.deepcopy(self.model)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        self._generator = torch.Generator().manual_seed(1)
+        self._generator = torch.Generator().manual_seed(1 + seed)
 
     def learn(self, steps: int) -> None:
         for _ in range(steps):
@@ -98,17 +98,27 @@ class Reader:
             return probes.estimate(sources, tuple(self.names), wanted, 0).rewards
 
 
-def text(n: int, updates: int, passes: int, batch: int, between: int, warm: int, average: int) -> None:
+def text(
+    n: int, updates: int, passes: int, batch: int, between: int, warm: int, average: int, seed: int, cosines: bool
+) -> None:
     """The rewards that the mixture goes by, after some updates in parts, against full probes at the same parameters.
 
-    average: steps over which the weights that are probed are averaged; 1: those of training.
+    average: steps over which the weights that are probed are averaged; 1: those of training. cosines: whether full
+    probes, and updates, by gradients of single sources are made as well, which takes most of the time.
     """
-    reader = Reader(n, batch, average)
+    reader = Reader(n, batch, average, seed)
     reader.learn(warm)
-    options: dict[str, Any] = {"train": reader.train, "dev": reader.dev, "steps": 50 * passes, "budget": 1.0}
+    options: dict[str, Any] = {
+        "train": reader.train,
+        "dev": reader.dev,
+        "steps": 50 * passes,
+        "budget": 1.0,
+        "seed": seed,
+    }
     kinds = {
         kind: Balancer(Mixture.uniform(reader.names), reader.averaged, loss, losses=losses, **options)
         for kind, losses in (("mixed batches", example_losses), ("gradients of a part", None))
+        if losses or cosines
     }
     took: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(updates):
@@ -122,13 +132,13 @@ def text(n: int, updates: int, passes: int, batch: int, between: int, warm: int,
     step = (time.process_time() - began) / 20
     for balancer in kinds.values():  # where the parameters are now
         balancer.update()
-    full = {
-        "cosines": [reader.cosines(reader.averaged, seed) for seed in (11, 12)],
-        "slopes": [reader.slopes(reader.averaged, seed, 2) for seed in (11, 12)],
-    }
+    full = {"slopes": [reader.slopes(reader.averaged, number, 2) for number in (seed + 11, seed + 12)]}
+    if cosines:
+        full["cosines"] = [reader.cosines(reader.averaged, number) for number in (seed + 11, seed + 12)]
     parameters = sum(p.numel() for p in reader.model.parameters())
     print(
-        f"{n} sources of 3,000 bytes, {parameters:,} parameters, {warm} steps before, weights averaged over {average},"
+        f"{n} sources of 3,000 bytes, {parameters:,} parameters, {warm} steps before, weights averaged over {average}, "
+        f"seed {seed},"
     )
     print(f"{updates + 1} updates of {passes} probe batches of {batch} windows, {between} steps between them.")
     for kind, (one, other) in full.items():
@@ -143,9 +153,9 @@ def text(n: int, updates: int, passes: int, batch: int, between: int, warm: int,
             print(f"    with full {of}: {with_full:.3f}, {with_full / between_full:.2f} times as well as two of those")
 
 
-def moments(n: int, count: int, batch: int, between: int, warm: int, average: int) -> None:
+def moments(n: int, count: int, batch: int, between: int, warm: int, average: int, seed: int) -> None:
     """How full probes (a batch of every set) at successive moments of a training correlate: with the next, at most."""
-    reader = Reader(n, batch, average)
+    reader = Reader(n, batch, average, seed)
     reader.learn(warm)
     found: dict[str, list[dict[str, float]]] = {"trained weights": [], "averaged weights": []}
     again: dict[str, list[float]] = {kind: [] for kind in found}

@@ -169,6 +169,52 @@ def test_mixed_probes_are_slopes_of_gradients_of_single_examples():
     assert set(update.train_losses) == set(update.probed)
 
 
+def test_what_dev_sets_want_is_averaged_over_updates_the_newest_counting_most():
+    """v_1, v_2, v_3 with the weights 1, 2, 3, by gradients of single examples; none of an update that is skipped."""
+    model = mlp()
+    balancer = many(model=model, losses=losses)
+    spy = Spy(balancer)
+    each, mixed = balancer._estimator._sources, balancer._estimator._mixed
+    total = 0.0
+    for number in range(3):
+        if number == 2:  # which neither moves nor counts
+            mixed._losses, update = (lambda model, batch: losses(model, batch) * math.nan), None
+            assert balancer.update().skipped
+            balancer._estimator._rounds, mixed._losses = number, losses
+        update = balancer.update()
+        per_set = mixed._batches["dev"] * 4 // len(update.dev_losses)
+        dev = each.examples("dev", dict.fromkeys(update.dev_losses, per_set), number)
+        v = sum(reference.gradient(model, loss, [(x[None], y[None])]) for _, (x, y) in dev)
+        total = total + (number + 1) * v / per_set / len(update.dev_losses)
+    per_set = mixed._batches["train"] * 4 // len(update.probed)
+    slopes = {name: [] for name in sorted(update.probed)}
+    for name, (x, y) in each.examples("train", dict.fromkeys(update.probed, per_set), 2):
+        slopes[name].append(float(reference.gradient(model, loss, [(x[None], y[None])]) @ total / total.norm()))
+    assert spy.rewards == pytest.approx([sum(found) / len(found) for found in slopes.values()], abs=1e-6)
+    state = balancer.state_dict()
+    assert state["direction"] == 3
+    direction = torch.cat([tensor.reshape(-1) for tensor in state["tensors"].values()])
+    assert torch.allclose(direction, total / 6, atol=1e-9)
+
+
+def test_a_direction_of_other_parameters_is_refused_and_nothing_moves():
+    balancer = many(losses=losses)
+    balancer.update()
+    state = balancer.state_dict()
+    other = many(losses=losses)
+    for bad in ({**state, "tensors": {}}, {**state, "direction": -1}):
+        with pytest.raises(
+            ValueError, match="the direction of the dev sets in the state is of other parameters, or miss"
+        ):
+            other.load_state_dict(bad)
+    assert other._estimator._mixed.direction.updates == 0
+    del state["direction"]  # of a version that had none: it begins anew
+    other.load_state_dict({**state, "tensors": {}})
+    assert other.mixture.probabilities == balancer.mixture.probabilities
+    balancer.meet_new_parameters()
+    assert balancer._estimator._mixed.direction.updates == 0
+
+
 def test_over_a_rotation_dev_sets_count_as_their_priority_says():
     """The mean over a turn of v is that of all dev sets: with the rewards of fixed gradients, so are theirs."""
     weights = dict.fromkeys(DEV, 1 / 30)
@@ -230,10 +276,14 @@ def test_resume_in_the_middle_of_a_rotation_is_exact(options):
     for _ in range(2):
         whole.update(), part.update()
     resumed = many(seed=5, **options)
-    resumed.load_state_dict(json.loads(json.dumps({**part.state_dict(), "tensors": {}})))
+    state = part.state_dict()
+    tensors = state.pop("tensors")
+    resumed.load_state_dict({**json.loads(json.dumps(state)), "tensors": tensors})
     for _ in range(3):
         assert numbers(whole.update()) == numbers(resumed.update())
-    assert whole.state_dict() == resumed.state_dict()
+    one, other = whole.state_dict(), resumed.state_dict()
+    assert all(map(torch.equal, one.pop("tensors").values(), other.pop("tensors").values()))
+    assert one == other
 
 
 @pytest.mark.parametrize("options", [{}, {"losses": losses}])
@@ -288,6 +338,7 @@ def test_a_loss_that_is_not_finite_moves_and_loses_nothing():
     update = balancer.update()
     assert "is not finite" in update.skipped
     after = balancer.state_dict()
+    assert all(map(torch.equal, before.pop("tensors").values(), after.pop("tensors").values()))
     assert {**after, "rounds": 1} == before
 
 

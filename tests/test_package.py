@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "packing": set(),
     "thinning": set(),
     "estimates": {"alignment", "replicas", "rewards", "sweep", "table"},
-    "mixed_probes": {"gradients", "probing", "slopes", "sources"},
+    "mixed_probes": {"averages", "gradients", "probing", "slopes", "sources"},
     "shrinkage": {"carrying", "checks", "packing"},
     "scorer": {"carrying", "checks"},
     "replicas": set(),

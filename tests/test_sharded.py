@@ -84,6 +84,41 @@ def updates(shard, total=8):
     return found
 
 
+def losses(model, batch):
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def slopes(shard):
+    """Two updates of 64 datasets by batches that mix them, with and without another objective for dev sets."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    found = []
+    for dev_loss, dev_sets in ((None, 30), (lambda model, batch: 2 * loss(model, batch), 4)):
+        kinds = (("d", 0, 64), ("k", 1000, dev_sets))
+        sets = [
+            {f"{role}{i:02}": batches_of(dataset(30, seed=seed + i), 4) for i in range(count)}
+            for role, seed, count in kinds
+        ]
+        torch.manual_seed(0)
+        model = Uneven().double()
+        if shard:
+            sharded(model)
+        options = {"steps": 2000, "budget": 1.2 / world_size, "total_batches": 4, "dev_loss": dev_loss}
+        balancer = Balancer(Mixture.uniform(sets[0]), model, loss, losses=losses, train=sets[0], dev=sets[1], **options)
+        before = [p.to_local().tolist() if shard else p.tolist() for p in model.parameters()]
+        for _ in range(2):
+            update = balancer.update()
+            assert update.skipped is None
+            found.append([update.rewards, update.noise, update.dev_losses, update.train_losses, update.mixture])
+        assert len(update.probed) == 64
+        assert before == [p.to_local().tolist() if shard else p.tolist() for p in model.parameters()]
+    return found
+
+
+def check_slopes(rank, folder):
+    (folder / f"slopes{rank}.{dist.get_world_size()}.json").write_text(json.dumps(slopes(shard=True)))
+
+
 def check_updates(rank, folder):
     (folder / f"updates{rank}.{dist.get_world_size()}.json").write_text(json.dumps(updates(shard=True)))
 
@@ -249,6 +284,10 @@ def check_what_is_refused(rank, folder):
     assert "DeepSpeed holds the parameter 'head.weight'" in refusal(deep)
     uneven = f"total_batches must be a multiple of the {size} ranks that hold shards, but it is {size + 1}."
     assert uneven in refusal(sharded(Uneven()), total_batches=size + 1)
+    ones = {name: batches_of(dataset(), 1) for name in map(str, range(70))}
+    options = {"train": ones, "dev": ones, "losses": losses, "steps": 2000, "budget": 0.1}
+    with pytest.raises(ValueError, match="a sharded model needs probe batches of at least two examples; see batches_"):
+        Balancer(Mixture.uniform(ones), sharded(Uneven()), loss, **options)
 
 
 def averaging(shard):
@@ -280,6 +319,7 @@ def check_a_checkpoint_goes_on_elsewhere(rank, folder):
 
 CHECKS = [
     check_updates,
+    check_slopes,
     check_probes_are_invisible,
     check_a_rank_holds_its_shards_only,
     check_the_table_of_a_probe,
@@ -319,12 +359,13 @@ def test_a_sharded_model_is_balanced_as_a_whole_one(tmp_path):
         torch.multiprocessing.start_processes(one_rank, (world_size, tmp_path), world_size, start_method="fork")
         for check in CHECKS:
             assert all((tmp_path / f"{check.__name__}{rank}.{world_size}").exists() for rank in range(world_size))
-    found = [[json.loads(path.read_text()) for path in tmp_path.glob(f"updates*.{n}.json")] for n in (4, 2)]
-    assert [len(each) for each in found] == [4, 2]
-    assert all(each == results[0] for results in found for each in results)  # on every rank the same bits
-    expected = json.loads(json.dumps(updates(shard=False)))
-    close_to(found[0][0], expected)
-    close_to(found[1][0], expected)
+    for what, by_whole_model in (("updates", updates), ("slopes", slopes)):
+        found = [[json.loads(path.read_text()) for path in tmp_path.glob(f"{what}*.{n}.json")] for n in (4, 2)]
+        assert [len(each) for each in found] == [4, 2]
+        assert all(each == results[0] for results in found for each in results)  # on every rank the same bits
+        expected = json.loads(json.dumps(by_whole_model(shard=False)))
+        close_to(found[0][0], expected)
+        close_to(found[1][0], expected)
     _, balancer = averaging(shard=False)
     for _ in range(2):
         update = balancer.step()

@@ -1,4 +1,6 @@
-"""Moving averages of the gradients of n datasets, as DDS kept them: n gradients of memory (appendix A.1)."""
+"""Averages of gradients over updates: of n datasets, as DDS kept them (appendix A.1: n gradients of memory), or of the
+one vector that the dev sets want, where an update looks at a part of them.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -115,3 +117,46 @@ class MovingAverages:
             ]
         self._averages, self._observed = averages, set(state["observed"])
         self._counts = {name: torch.tensor(state["counts"][name], device=a[0].device) for name, a in averages.items()}
+
+
+class MeanDirection:
+    """What the dev sets have wanted so far: the mean of the vectors of updates 1, 2, ..., u with weights 1, 2, ..., u.
+
+    Where an update sees a few examples of the dev sets its vector is mostly noise. It is noise that all rewards of the
+    update share, so that no average over looks at datasets is rid of it as fast; and it fades as `shrinkage` fades.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], layout: Whole) -> None:
+        self._params, self._layout = dict(params), layout
+        self._mean = [torch.zeros_like(layout.local(p), dtype=wide(p.dtype)) for p in self._params.values()]
+        self.updates = 0
+
+    def with_vector(self, vector: Gradient) -> list[Tensor]:
+        """The mean with one vector more, in the memory of that. Nothing is kept of it before `keep`."""
+        share = 2 / (self.updates + 2)
+        return [
+            mean * (1 - share) if v is None else v.mul_(share).add_(mean, alpha=1 - share)
+            for v, mean in zip(vector, self._mean, strict=True)
+        ]
+
+    def keep(self, mean: list[Tensor]) -> None:
+        """The update that has made this mean counts."""
+        self._mean, self.updates = mean, self.updates + 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """{"direction.PARAMETER": copy}; of a sharded model, shards."""
+        means = enumerate(zip(self._params, self._mean, strict=True))
+        return {f"direction.{name}": self._layout.like(i, mean.clone()) for i, (name, mean) in means}
+
+    def check_state(self, updates: object, tensors: Mapping[str, Tensor]) -> None:
+        wanted = {f"direction.{name}": p.shape for name, p in self._params.items()}
+        if not is_count(updates) or {name: tensor.shape for name, tensor in tensors.items()} != wanted:
+            raise ValueError("Balancer: the direction of the dev sets in the state is of other parameters, or missing.")
+
+    def load_state_dict(self, updates: int, tensors: Mapping[str, Tensor]) -> None:
+        self.check_state(updates, tensors)
+        self._mean = [
+            self._layout.part(i, tensors[f"direction.{name}"]).to(p.device, wide(p.dtype), copy=True)
+            for i, (name, p) in enumerate(self._params.items())
+        ]
+        self.updates = updates

@@ -87,9 +87,9 @@ class Balancer:
     params: the parameters whose gradients count; by default all trainable ones.
     seed: for everything random in probes.
 
-    An update costs n + K forward and backward passes (n + n * K with step-ahead) per probe batch, and the
-    memory of one parameter-sized vector. It leaves the model, its gradients and all random states as they were.
-    `docs/method.md` explains the rules and connects all of this with the paper.
+    An update costs n + K forward and backward passes (n + n * K with step-ahead) per probe batch, and the memory of
+    one parameter-sized vector (two with `losses`). It leaves the model, its gradients and all random states as they
+    were. `docs/method.md` explains the rules and connects all of this with the paper.
     """
 
     # All of a hundred updates, then fewer and fewer; without their tables where those are large.

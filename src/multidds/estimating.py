@@ -26,7 +26,7 @@ from .rewards import Reward
 from .rotation import Rotation
 from .sharing import Sharing, alike_on_all, owners_of
 from .sketch import Sketcher
-from .slopes import ExampleLosses, refuse_model
+from .slopes import ExampleLosses, refuse_narrow
 from .sources import ProbeSources
 from .sweep import Direction, Findings, Losses, Taken, sweep
 from .table import Halves, Table, sketcher_of
@@ -105,7 +105,7 @@ class Estimator:
         self._rounds = 0
         self._seen: dict[str, float] = {}  # the last losses of dev sets, where they are looked at in parts and ranked
         if parts is not None and parts.losses is not None:
-            refuse_model("Balancer", prober)
+            refuse_narrow("Balancer", prober)
             by_set = partial(self._dev_gradient, {}, None) if parts.by_set else None
             self._mixed = MixedProbes(prober, parts.losses, sources, *parts.batches, by_set)
 
@@ -131,6 +131,8 @@ class Estimator:
     def meet_new_parameters(self) -> None:
         self._prober.meet_parameters()
         self._meet_parameters()
+        if self._mixed is not None:
+            self._mixed.meet_parameters()
 
     def observe(self, name: str) -> None:
         """For moving averages: .grad now holds a gradient of this dataset."""
@@ -343,6 +345,7 @@ class Estimator:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, and under "tensors" what is not."""
+        kept = self._averages if self._mixed is None else self._mixed.direction
         return {
             "seed": self._prober.seed,
             "rounds": self._rounds,
@@ -350,7 +353,8 @@ class Estimator:
             **({} if self._parts is None else {"seen": dict(self._seen)}),
             **self._sources.state_dict(),
             "averages": None if self._averages is None else self._averages.state_dict(),
-            "tensors": {} if self._averages is None else self._averages.tensors(),
+            **({} if self._mixed is None else {"direction": self._mixed.direction.updates}),
+            "tensors": {} if kept is None else kept.tensors(),
         }
 
     def fits(self, state: Mapping[str, Any]) -> bool:
@@ -374,6 +378,8 @@ class Estimator:
         self._sources.check_state(state)
         if self._averages is not None and state["averages"] is not None:
             self._averages.check_state(state["averages"], state["tensors"])
+        if self._mixed is not None and "direction" in state:  # not in those of before there was an average
+            self._mixed.direction.check_state(state["direction"], state["tensors"])
         if (self._averages is None) != (state["averages"] is None):
             raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
         self.dev.check_state(state)
@@ -385,6 +391,8 @@ class Estimator:
         self.dev.load_state_dict(state)
         if self._averages is not None:
             self._averages.load_state_dict(state["averages"], state["tensors"])
+        if self._mixed is not None and "direction" in state:
+            self._mixed.direction.load_state_dict(state["direction"], state["tensors"])
         # What can be refused has been by now.
         self._seen = {name: state["seen"][name] for name in self.dev.names if name in state.get("seen", {})}
         self._prober.seed, self._sources, self._rounds = state["seed"], sources, int(state["rounds"])

@@ -3,7 +3,7 @@
 The losses of single examples are weighted for the gradient v of the dev loss, a few examples of many dev sets at a
 time, and moved along it for the slopes of the training examples: two forward passes, and no gradient of any dataset
 (`slopes`). The reward of a dataset is the mean slope of its examples, <t_i, v> / |v|: an inner product where the
-rewards of the paper are cosines, because nothing here knows |t_i|.
+rewards of the paper are cosines, because nothing here knows |t_i|. v is averaged over updates (`averages`).
 """
 
 import math
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gradients import Gradient, added, norm
+from .averages import MeanDirection
+from .gradients import Gradient, added
 from .probing import Prober
 from .slopes import ExampleLosses, NumberedSlopes, one_per_example, slopes_of, step_size
 from .sources import ProbeSources
@@ -53,7 +54,15 @@ class MixedProbes:
         """
         self._prober, self._losses = prober, losses
         self._batches, self._by_set = {"train": train, "dev": dev}, by_set
+        self.meet_parameters()
         self._mixing = {role: sources.mixing(role) for role in (("train",) if by_set else ("train", "dev"))}
+        # With two examples or more in each, no batch is empty. Ranks that hold shards make their passes together.
+        if prober.layout.sharded and any(size < 2 for size, _ in self._mixing.values()):
+            raise ValueError(f"{_OWNER}: a sharded model needs probe batches of at least two examples; see batches_of.")
+
+    def meet_parameters(self) -> None:
+        prober = self._prober
+        self.direction = MeanDirection(dict(zip(prober.names, prober.params, strict=True)), prober.layout)
 
     def estimate(
         self, sources: ProbeSources, datasets: tuple[str, ...], dev: Mapping[str, float], update: int
@@ -63,15 +72,18 @@ class MixedProbes:
         """
         self._sources = sources
         vector, dev_losses = self._wanted(dev, update)
-        length = norm(vector)
+        steepness = self._prober.layout.norm(vector)
         dev_loss = math.fsum(weight * dev_losses[name] for name, weight in dev.items())
         trouble = _not_finite("loss", "dev set", dev_losses)
-        if trouble is None and not math.isfinite(length):
+        if trouble is None and not math.isfinite(steepness):
             trouble = "the gradient of the dev sets is not finite"
         if trouble is not None:
             blank = dict.fromkeys(datasets, 0.0)
             return Mixed(blank, {}, 0.0, dev_losses, {}, trouble, ())
-        found = self._slopes(datasets, vector, length, dev_loss, update)
+        mean = self.direction.with_vector(vector)
+        length = self._prober.layout.norm(mean)
+        step = step_size(self._prober, steepness, dev_loss, None) if steepness else 1.0
+        found = self._slopes(datasets, [*mean], length if steepness else 0.0, step, update)
         rewards = {name: slopes.mean().item() for name, (slopes, _) in found.items()}
         losses = {name: each.mean().item() for name, (_, each) in found.items()}
         trouble = _not_finite("loss", "dataset", losses) or _not_finite("reward", "dataset", rewards)
@@ -79,7 +91,9 @@ class MixedProbes:
         noise = {}
         if count > 1:
             noise = {name: (slopes.std() / math.sqrt(len(slopes))).item() for name, (slopes, _) in found.items()}
-        notes = () if length else ("the gradients of the dev sets sum to zero: rewards count as 0",)
+        notes = () if steepness else ("the gradients of the dev sets sum to zero: rewards count as 0",)
+        if trouble is None and steepness:
+            self.direction.keep(mean)
         return Mixed(rewards, noise, count - 1.0, dev_losses, losses, trouble, notes)
 
     def _drawn(self, role: str, names: tuple[str, ...], update: int) -> list[tuple[int, Any, list[str]]]:
@@ -126,7 +140,7 @@ class MixedProbes:
         return vector, sums
 
     def _slopes(
-        self, names: tuple[str, ...], vector: Gradient, length: float, dev_loss: float, update: int
+        self, names: tuple[str, ...], vector: Gradient, length: float, step: float, update: int
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """{dataset: (slopes, losses) of its examples}, the same on every rank."""
         prober = self._prober
@@ -135,7 +149,6 @@ class MixedProbes:
             numbered = [(j, batch) for j, batch, _ in drawn]
             sizes = {j: len(each) for j, _, each in drawn}
             checked = partial(_checked, self._losses, sizes)
-            step = step_size(prober, length, dev_loss, None) if length else 1.0
             mine: list[NumberedSlopes] = slopes_of(prober, checked, numbered, vector, length, step, update)
         rows = [
             (name, slope, loss)

@@ -12,16 +12,21 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .gradients import Gradient, norm, wide
+from .gradients import Gradient, wide
 from .probing import Numbered, Prober
 
 ExampleLosses: TypeAlias = Callable[[Any, Any], Tensor]
 
 
 def refuse_model(owner: str, prober: Prober) -> None:
-    """Shards were not tried; and theta + eps u rounds back to theta where theta has eight bits."""
+    """What scorers of single examples cannot have: shards, which they do not know, and narrow parameters."""
     if prober.layout.sharded:
         raise ValueError(f"{owner}: a sharded model is not supported; use DistributedDataParallel.")
+    refuse_narrow(owner, prober)
+
+
+def refuse_narrow(owner: str, prober: Prober) -> None:
+    """theta + eps u rounds back to theta where theta has eight bits."""
     for p, name in zip(prober.params, prober.names, strict=True):
         if wide(p.dtype) != p.dtype:
             raise ValueError(
@@ -39,7 +44,7 @@ def step_size(prober: Prober, steepness: float, dev_loss: float, eps: float | No
     """
     precision = max(torch.finfo(p.dtype).eps for p in prober.params)
     share = precision**0.45 if eps is None else eps
-    length = norm([p.detach() for p in prober.params])
+    length = prober.layout.norm([prober.layout.local(p.detach()) for p in prober.params])
     return min(max(share * abs(dev_loss) / steepness, 32 * precision * length), share * max(length, 1.0))
 
 

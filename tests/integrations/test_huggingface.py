@@ -567,6 +567,34 @@ def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
         trainer.train()
 
 
+def test_mixed_batches_resume_where_that_need_not_be_exact(tmp_path):
+    """What the dev sets want on average is as large as the model, and not in the Trainer's JSON."""
+
+    def losses(model, batch):
+        return nn.functional.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
+
+    def trainer_of_many(**options):
+        data = {f"d{i:02}": Rows(10, i) for i in range(40)}
+        settings = {"save_strategy": "steps", "save_steps": 8, "max_steps": 14}
+        mixed = MixedDataset(data, Mixture.uniform(data), seed=1)
+        trainer = Watched(Classifier(), arguments(tmp_path, **settings), train_dataset=mixed, eval_dataset=dev_sets())
+        trainer.add_callback(BalanceCallback(trainer, None, budget=1.0, losses=losses, **options))
+        return trainer
+
+    whole = trainer_of_many()
+    whole.train()
+    assert sorted(mixtures(whole)) == [6, 12]
+    checkpoint = str(tmp_path / "checkpoint-8")
+    with pytest.raises(
+        ValueError, match=r"resumed exactly: the average of what the dev sets want, .* Leave out losses"
+    ):
+        trainer_of_many().train(resume_from_checkpoint=checkpoint)
+    resumed = trainer_of_many(inexact_resume=True)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert mixtures(resumed)[6] == mixtures(whole)[6]
+    assert sorted(mixtures(resumed)) == [6, 12]
+
+
 def replica(rank, port, folder):
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in variables.items()}, GLOO_SOCKET_IFNAME="lo")

@@ -551,6 +551,11 @@ def test_what_cannot_be_done_is_refused(tmp_path):
             "strategy is FSDPStrategy; use one device, strategy='ddp' or ModelParallelStrategy, or .* Replay",
         ),
         (ModelParallelStrategy, {"reward": "moving-average"}, "of which Lightning would save those of one rank"),
+        (
+            ModelParallelStrategy,
+            {"losses": lambda module, batch: None},
+            "mix datasets keep a gradient in shards, of which",
+        ),
     ],
 )
 def test_ways_to_divide_the_model_that_do_not_work_are_refused(strategy, options, message, tmp_path):

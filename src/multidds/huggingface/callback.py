@@ -216,11 +216,14 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into trainer_state.json; `on_train_begin` reads it back."""
         refusals.check_json(self._mixed.places)
-        with_tensors = self._options.get("reward") == "moving-average"
+        balancer = self.balancer.state_dict()
+        inexact = self._inexact
+        if balancer.pop("direction", 0):  # of mixed batches: without it, it is averaged anew
+            balancer, inexact = {**balancer, "tensors": {}}, inexact or refusals.NO_DIRECTION
         attributes = {
-            "inexact": self._inexact,
+            "inexact": inexact,
             "position": self._mixed.position,
             "dataset": self._mixed.state_dict(),
-            "balancer": None if with_tensors else self.balancer.state_dict(),
+            "balancer": None if balancer["tensors"] else balancer,
         }
         return {"args": {}, "attributes": attributes}

@@ -88,6 +88,12 @@ def _of_shards(trainer: Any) -> Iterator[Refusal]:
         )
 
 
+NO_DIRECTION = (
+    "the average of what the dev sets want, which batches that mix datasets need, does not fit into the Trainer's JSON "
+    "state. Leave out losses, which takes gradients of single datasets instead."
+)
+
+
 def check_saving(args: TrainingArguments, reward: object) -> None:
     too_large = (
         "reward 'moving-average' keeps gradients, which do not fit into the Trainer's JSON state. "

@@ -78,7 +78,7 @@ class BalanceCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._loaded = None
         if stage == "fit":
-            refusals.check_fit(trainer, pl_module, self._loss, self._options.get("reward"))
+            refusals.check_fit(trainer, pl_module, self._loss, *map(self._options.get, ("reward", "losses")))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         before, loader = self._loader, refusals.checked_loader(trainer.train_dataloader, self.mixture)

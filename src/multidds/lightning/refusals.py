@@ -38,7 +38,9 @@ def check_arguments(
         check_names(f"{OWNER}: dev_metrics", dev, dev_metrics)
 
 
-def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None, reward: object) -> None:
+def check_fit(
+    trainer: Trainer, module: LightningModule, loss: Loss | None, reward: object, losses: object = None
+) -> None:
     kinds = {base.__name__ for base in type(trainer.strategy).__mro__}
     by_step = loss is None  # the loss of a batch is then that of `training_step(batch, 0)`
     give_loss = "give loss=, a function (module, batch) -> scalar tensor."
@@ -53,6 +55,11 @@ def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None, rewa
             "ModelParallelStrategy" in kinds and reward == "moving-average",
             "reward 'moving-average' keeps gradients in shards, of which Lightning would save those of one rank. "
             "Choose another reward.",
+        ),
+        (
+            "ModelParallelStrategy" in kinds and losses is not None,
+            "batches that mix datasets keep a gradient in shards, of which Lightning would save those of one rank. "
+            "Leave out losses.",
         ),
         (
             trainer.overfit_batches,  # type: ignore[attr-defined]
