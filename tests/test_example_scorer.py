@@ -193,9 +193,10 @@ def test_trust_is_1_above_the_median_and_the_odds_below_it():
         scorer_of(mlp()).trust(given)
 
 
-def test_all_are_trusted_until_replay_updates_are_there():
-    scorer, given = scorer_of(mlp(), None, replay=3), batch(1, 12)
-    for _ in range(3):
+@pytest.mark.parametrize(("replay", "updates"), [(3, 3), (40, 10)])
+def test_all_are_trusted_until_there_are_enough_updates(replay, updates):
+    scorer, given = scorer_of(mlp(), None, replay=replay), batch(1, 12)
+    for _ in range(updates):
         assert scorer.trust(given).tolist() == [1.0] * 12
         scorer.step(given)
     assert scorer.trust(given).std() > 0
@@ -234,6 +235,50 @@ def test_the_small_network_learns_from_recent_updates_in_several_steps():
     for name, expected in naive.named_parameters():
         found = dict(scorer.network.named_parameters())[name]
         assert found.flatten().tolist() == pytest.approx(expected.flatten().tolist(), abs=1e-5), name
+
+
+def test_without_its_loss_an_example_is_scored_by_its_features_alone():
+    model, given = mlp(), batch(1, 12)
+    scorer = scorer_of(model, None, features=features, own_loss=False, **PLAIN)
+    rewards = scorer.update(given).rewards
+    assert len(scorer.network.inner) == 2
+    naive = copy.deepcopy(scorer.network)
+    fresh = scorer_of(mlp(), None, features=features, own_loss=False, **PLAIN)
+    fresh.scores(given)
+    naive.load_state_dict(fresh.network.state_dict() | {
+        key: value for key, value in scorer.network.state_dict().items() if key.startswith("standard.")
+    })  # fmt: skip
+    reference.example_scorer_step(naive, features(given).double(), rewards.tolist(), lr=0.5)
+    for name, expected in naive.named_parameters():
+        found = dict(scorer.network.named_parameters())[name]
+        assert found.flatten().tolist() == pytest.approx(expected.flatten().tolist(), abs=1e-6), name
+    scores = scorer.scores(given)
+    assert scorer.scores(given, torch.full((12,), float("nan"))).tolist() == scores.tolist()
+    for p in model.parameters():
+        p.data.zero_()
+    assert scorer.scores(given).tolist() == scores.tolist()  # it asks the model nothing
+
+
+def test_a_scorer_without_losses_is_resumed_exactly():
+    first, second = (scorer_of(mlp(), None, features=features, own_loss=False, replay=2) for _ in range(2))
+    for seed in (1, 2):
+        first.step(batch(seed, 12))
+    second.load_state_dict(json.loads(json.dumps({k: v for k, v in first.state_dict().items() if k != "tensors"})) | {
+        "tensors": first.state_dict()["tensors"]
+    })  # fmt: skip
+    for scorer in (first, second):
+        scorer.step(batch(3, 12))
+    assert torch.equal(first.scores(batch(4, 12)), second.scores(batch(4, 12)))
+    assert first.scores(batch(4, 12)).std() > 0
+
+
+def test_scores_do_not_depend_on_how_many_are_computed_together():
+    scorer = scorer_of(mlp(), None, features=features, own_loss=False)
+    for seed in range(3):
+        scorer.step(batch(seed, 12))
+    x, y = batch(9, 200)
+    parts = [scorer.scores((x[a:b], y[a:b])) for a, b in ((0, 1), (1, 64), (64, 77), (77, 200))]
+    assert torch.equal(torch.cat(parts), scorer.scores((x, y)))
 
 
 def test_losses_that_are_at_hand_are_not_made_again():
@@ -526,6 +571,7 @@ def test_what_is_not_finite_is_skipped_and_nothing_moves():
         ({"dev_loss": 3}, r"dev_loss must be a function \(model, batch\) -> scalar tensor, got int"),
         ({"features": features}, "features are for the small network: give network=None, or leave features out"),
         ({"network": None, "features": 3}, r"features must be a function batch -> \[B, F\], got int"),
+        ({"network": None, "own_loss": False}, "without features and own_loss the small network would see nothing"),
         ({"optimizer": 3}, "optimizer must be a function params -> optimizer, got int"),
         ({"optimizer": lambda params: 3}, r"optimizer\(params\) must return a torch optimizer, got int"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)], 1)}, "must hold the trainable parameters of the network"),
