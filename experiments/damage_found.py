@@ -9,6 +9,7 @@ trained on.
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def opened(folder: Path) -> tuple[Config, Transformer, Examples | None, dict[str
     if config.examples.method != "dds":
         return config, model, None, data
     prior = prior_of(config, {name: len(sentences) for name, sentences in data.items()}, data)
-    examples = Examples(config, model, losses_of(config), data, dev, prior, prepared.vocabulary, 0, Processes())
+    examples = Examples(config, model, losses_of(config), data, dev, prior, prepared.vocabulary, math.inf, Processes())
     examples.load_state_dict({**state["examples"], "tensors": parts["examples"]})
     return config, model, examples, data
 

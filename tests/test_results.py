@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import correlation, fmean
 
 import bleu_counts
+import dirty_results
 import pytest
 import readme_picture
 
@@ -157,3 +158,21 @@ def test_the_picture_of_the_readme_is_what_its_command_draws(kind):
     assert words[0] == words[1]
     assert "tables  65→9%" in words[0]
     assert readme_picture.INKS[kind] in drawn
+
+
+def test_the_table_of_damaged_translations_is_that_of_the_file():
+    results = json.loads(dirty_results.RESULTS.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "dirty-data.md").read_text(encoding="utf-8")
+    assert dirty_results.table(results) in page
+    runs = results["runs"]
+
+    def mean(of):
+        found = [fmean(pair["bleu"] for pair in run["pairs"].values()) for name, run in runs.items() if of in name]
+        assert len(found) == 3
+        return fmean(found)
+
+    clean, damaged, learned = (mean(of) for of in ("m2o/alike", "damaged/alike", "damaged/dds"))
+    assert f"| {learned:.2f} |" in page
+    assert f"{(learned - damaged) / (clean - damaged):.0%} |" in page
+    for run in (run for name, run in runs.items() if "damaged/dds" in name):
+        assert f"{run['found']['auc of trust']:.2f}" in page

@@ -158,8 +158,9 @@ class ExampleScorer:
     def trust(self, batch: Any, losses: Tensor | None = None) -> Tensor:
         """How far the small network trusts the examples of a batch: 1, or less for scores below the median. # [B]
 
-        The median is that of the last `replay` updates, so that trust does not depend on the rest of the batch; until
-        there are so many it is 1. To multiply losses with where nothing should count for more than the others.
+        The median is that of the last `replay` updates, so that trust does not depend on the rest of the batch. It is 1
+        until there were ten updates, or `replay` if that is fewer. To multiply losses with, or as a chance to be
+        trained on, where nothing should count for more than the others.
         losses: as in `scores`.
         """
         if not self._network.small:

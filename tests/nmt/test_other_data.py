@@ -344,7 +344,13 @@ def test_a_checkpoint_that_does_not_name_its_data_is_of_the_first(tmp_path):
 
 
 def test_weights_of_sentence_pairs_are_kept_where_their_data_are(tmp_path):
-    dds = ("examples.method=dds", "examples.every=2", "examples.replay=2", "examples.probe_tokens=100")
+    dds = (
+        "examples.method=dds",
+        "examples.every=2",
+        "examples.learn=0.9",
+        "examples.replay=2",
+        "examples.probe_tokens=100",
+    )
     run = tmp_path / "run"
     train(old(*dds), run, Silent())
     tensors = checkpoints.read(checkpoints.listed(run)[-1])[0]
@@ -375,7 +381,13 @@ def test_weights_of_sentence_pairs_are_kept_where_their_data_are(tmp_path):
 
 def test_a_new_target_language_goes_on_with_what_is_known_of_pairs(tmp_path):
     """A tag among the sources, and longer embeddings of targets."""
-    dds = ("examples.method=dds", "examples.every=2", "examples.replay=2", "examples.probe_tokens=100")
+    dds = (
+        "examples.method=dds",
+        "examples.every=2",
+        "examples.learn=0.9",
+        "examples.replay=2",
+        "examples.probe_tokens=100",
+    )
     places = [f"data.{split}=data/made-up/{{many}}-base/{split}.{{lang}}" for split in ("train", "dev", "test")]
     before = recipe("base-mirror base-shift", "o2m", *dds, *places)
     train(before, tmp_path / "run", Silent())

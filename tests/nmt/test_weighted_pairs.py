@@ -1,5 +1,6 @@
 """`[examples]`: weights of single sentence pairs in a training: their gradients, resuming, processes, records."""
 
+import json
 import subprocess
 from collections import Counter
 from itertools import pairwise
@@ -77,16 +78,56 @@ def test_the_highest_losses_of_a_batch_are_left_out(corpus, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_until_the_scorers_are_ready_training_is_as_without_them(corpus, monkeypatch, tmp_path, mixing):
-    for name, overrides in (("without", ()), ("with", (*DDS, "examples.replay=9"))):
-        config = small_config(corpus, monkeypatch, *overrides, f"train.mixing={mixing}")
-        train(config, tmp_path / name, Silent())
+    for name, overrides in (("without", ()), ("with", (*DDS, "examples.every=4"))):
+        config = small_config(corpus, monkeypatch, *overrides, f"train.mixing={mixing}", "train.max_steps=20")
+        train(config, tmp_path / name, Stopping(after=10))
     model = [checkpoints.read(checkpoints.listed(tmp_path / name)[-1])[0] for name in ("without", "with")]
     for key, tensor in model[0].items():
         assert torch.equal(model[1][key], tensor)
 
 
-def test_pairs_are_trained_on_by_their_chances(corpus, monkeypatch, tmp_path):
-    run = started(corpus, monkeypatch, tmp_path, *DDS)
+@pytest.mark.parametrize("mixing", ["example", "batch"])
+def test_a_pool_is_drawn_again_as_it_was_though_chances_have_moved(corpus, monkeypatch, tmp_path, mixing):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, f"train.mixing={mixing}", "train.pool=30")
+    trusted = [0.9]
+
+    def chances(origins):
+        return [trusted[0] if i % 2 else 1.0 for _, i in origins]
+
+    def steps(stream, count):
+        return [[batch.origins for batch in stream.next(30)[0]] for _ in range(count)]
+
+    whole, again = run._stream(chances), run._stream(chances)
+    steps(whole, 40)  # ten into a pool
+    trusted[0] = 0.2
+    again.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    assert steps(again, 60) == steps(whole, 60)
+    third = run._stream(chances)
+    third.load_state_dict(json.loads(json.dumps(again.state_dict())))
+    assert steps(third, 60) == steps(whole, 60)
+
+
+@pytest.mark.parametrize("mixing", ["example", "batch"])
+@pytest.mark.parametrize("chances", [None, lambda origins: [0.5] * len(origins)])
+def test_places_are_kept_where_the_data_have_changed_and_training_stops_again(
+    corpus, monkeypatch, tmp_path, mixing, chances
+):
+    run = started(corpus, monkeypatch, tmp_path, f"train.mixing={mixing}", "train.pool=30")
+    first, changed, again = (run._stream(chances) for _ in range(3))
+    for _ in range(70):
+        first.next(30)
+    changed.load_state_dict(json.loads(json.dumps(first.state_dict())), changed=True)
+    for _ in range(2):
+        changed.next(30)
+    again.load_state_dict(json.loads(json.dumps(changed.state_dict())))
+    for _ in range(60):
+        ahead = [[batch.origins for batch in stream.next(30)[0]] for stream in (changed, again)]
+        assert ahead[0] == ahead[1]
+
+
+@pytest.mark.parametrize("mixing", ["example", "batch"])
+def test_pairs_are_trained_on_by_their_chances(corpus, monkeypatch, tmp_path, mixing):
+    run = started(corpus, monkeypatch, tmp_path, *DDS, f"train.mixing={mixing}")
     name = next(iter(run.data))
     chance = {(n, i): 0.2 if n == name and i % 2 else 1.0 for n, s in run.data.items() for i in range(len(s))}
     run.stream = run._stream(lambda origins: [chance[origin] for origin in origins])
@@ -117,6 +158,23 @@ def test_trust_is_the_product_of_what_both_scorers_say(corpus, monkeypatch, tmp_
     assert all(each.std() > 0.01 for each in both)
     expected = (both[0].double() * both[1].double()) ** 3
     assert run.examples.chances(origins) == pytest.approx(expected.clamp_min(0.01).tolist())
+
+
+def test_scores_stay_when_they_are_learned_also_where_the_training_grows(corpus, monkeypatch, tmp_path):
+    run = started(corpus, monkeypatch, tmp_path, *DDS)
+    for step in (2, 4, 6, 8, 11):  # nine tenths of twelve steps
+        run.examples.look(step)
+    longer = started(corpus, monkeypatch, tmp_path / "longer", *DDS, "train.max_steps=100")
+    longer.examples.load_state_dict(run.examples.state_dict())
+    before = longer.examples.chances([("mirror-base", i) for i in range(9)])
+    longer.examples.look(20)
+    longer.examples.look(22)
+    assert longer.examples.chances([("mirror-base", i) for i in range(9)]) == before
+
+
+def test_a_training_too_short_to_learn_from_is_refused(corpus, monkeypatch, tmp_path):
+    with pytest.raises(UserError, match=r"\[examples\] learn = 0.25 of 12 steps is too short for 2 scorers with an"):
+        started(corpus, monkeypatch, tmp_path, *DDS, "examples.learn=0.25")
 
 
 def test_without_contrast_there_is_one_scorer(corpus, monkeypatch, tmp_path):

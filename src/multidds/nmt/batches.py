@@ -266,11 +266,17 @@ class _UnmixedBatches:
     ) -> None:
         self._mixture, self._draws = mixture, Draws(mixture, seed)  # of batches
         self._shelves = {name: _Shelf(sentences, tokens, seed, chances) for name, sentences in data.items()}
-        self.left_out: dict[str, list[int]] = {}  # shelves know it
 
     def batches(self, number: int, left_out: Mapping[str, list[int]] | None = None) -> list[list[Item]]:
+        """left_out: of the same draws, when they were made before."""
         self._draws.rule(self._mixture)
+        for name, shelf in self._shelves.items():
+            shelf.begin(None if left_out is None else left_out.get(name, []))
         return [self._shelves[self._draws.draw()[0]].next() for _ in range(number)]
+
+    @property
+    def left_out(self) -> dict[str, list[int]]:
+        return {name: shelf.left_out for name, shelf in self._shelves.items() if shelf.left_out}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -299,8 +305,19 @@ class _Shelf:
         self._order = Order(seed, sentences.name, len(sentences))
         self._before = self._drawn = 0  # sentences, before these batches and with them
         self._batches: list[list[Item]] = []
+        self._gaps: list[int] = []  # places that were left out of these batches
         self._taken = 0
         self.examples = 0
+
+    def begin(self, left_out: list[int] | None) -> None:
+        """Another pool. left_out: of its draws, where they were made before."""
+        if self._selection is not None:
+            self._selection.begin(self._drawn, left_out)
+
+    @property
+    def left_out(self) -> list[int]:
+        """Since the pool began."""
+        return [] if self._selection is None else self._selection.left_out
 
     def next(self) -> list[Item]:
         if self._taken == len(self._batches):
@@ -310,12 +327,11 @@ class _Shelf:
         self.examples += len(batch)
         return batch
 
-    def _fill(self, left_out: list[int] | None = None) -> None:
-        if self._selection is not None:
-            self._selection.begin(self._drawn, left_out)
+    def _fill(self) -> None:
         drawn = _drawn(self._items(), self._count * self._tokens, self._count)
         self._before = self._drawn
         self._drawn = self._drawn + len(drawn) if self._selection is None else self._selection.place
+        self._gaps = [place for place in self.left_out if place >= self._before]
         self._batches, self._taken = _shuffled(cut(drawn, self._count), self._seed, self._before), 0
 
     def _items(self) -> Iterator[Item]:
@@ -323,14 +339,16 @@ class _Shelf:
             yield self._sentences, self._order[i] if self._selection is None else self._selection.next()
 
     def state_dict(self) -> dict[str, Any]:
-        left_out = {} if self._selection is None else {"left_out": self._selection.left_out}
+        gaps = {} if self._selection is None else {"left_out": self._gaps}
         taken = self._taken if self._batches else None
-        return {"before": self._before, "taken": taken, "examples": self.examples, **left_out}
+        return {"before": self._before, "taken": taken, "examples": self.examples, **gaps}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
-        self._drawn, self._batches, self._taken = int(state["before"]), [], 0
+        self._before = self._drawn = int(state["before"])
+        self._batches, self._gaps, self._taken = [], [], 0
+        self.begin(state.get("left_out"))
         if state["taken"] is not None and not changed:
-            self._fill(state.get("left_out"))
+            self._fill()
             self._taken = int(state["taken"])
         self.examples = int(state["examples"])
 

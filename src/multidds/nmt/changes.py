@@ -23,7 +23,12 @@ def changed_keys(old: Config, new: Config) -> list[str]:
         ("mixture.every", "mixture.probe_tokens") if a["mixture.probe_budget"] else ()
     )  # by the budget, not by hand
     same_budget = a["mixture.probe_budget"] == b["mixture.probe_budget"]
-    return [key for key in a if a[key] != b[key] and not (same_budget and key in chosen)]
+    unused = "examples." if a["examples.method"] == b["examples.method"] == "none" else None
+    return [
+        key
+        for key in a
+        if a[key] != b[key] and not (same_budget and key in chosen) and not (unused and key.startswith(unused))
+    ]
 
 
 def with_data(key: str, old: Config, new: Config) -> bool:

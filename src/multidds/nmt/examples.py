@@ -18,7 +18,8 @@ from multidds import ExampleScorer, Mixture
 from multidds.randomness import derive
 
 from .batches import Batch
-from .config import Config
+from .config import Config, ExamplesSettings
+from .errors import UserError
 from .highest_losses import HighestLosses
 from .pair_numbers import PairNumbers, per_sentence
 from .pair_weights import Origin, PairWeights
@@ -32,6 +33,8 @@ _FADING = (
     0.01,
     0.05,
 )  # its weight decay, for the loss and for the contrast: without what all pairs teach, noise weighs more
+ENOUGH = 10  # updates, before a scorer is listened to
+_KEPT = 500_000  # sentence pairs whose chances are kept: 80 MB
 _LEAST = 0.01  # chance: a pair that is never seen again could not be forgiven
 
 Losses = Callable[[nn.Module, Batch], Tensor]  # of target tokens: [R]
@@ -97,7 +100,8 @@ class Examples:
             self._scorer(config, model, dev, contrast, params, fading)
             for (contrast, _), params, fading in zip(wants, self._params, _FADING, strict=False)
         ]
-        self._until = config.examples.learn * steps
+        self._until, self._learned = config.examples.learn * steps, False
+        _check_length(config.examples, steps, len(self.scorers))
         self._chances: dict[Origin, float] = {}  # since the last update
         self._skipped: str | None = None  # why the last update changed nothing
 
@@ -124,6 +128,7 @@ class Examples:
             decay=settings.decay,
             replay=settings.replay,
             inner_steps=_INNER_STEPS,
+            eps=0.1 if config.train.precision == "bfloat16" else None,
             params=params,
             seed=config.train.seed,
         )
@@ -159,7 +164,8 @@ class Examples:
         learns in the first part of a training only: a model that has not seen wrong pairs for long is not harmed by
         one, and rewards say so.
         """
-        if not step or step % self._settings.every or step > self._until:
+        self._learned = self._learned or step > self._until
+        if not step or step % self._settings.every or self._learned:
             return
         generator = torch.Generator().manual_seed(derive(self._seed, "examples", step, self._processes.rank))
         tokens = 2 * self._settings.probe_tokens // self._processes.size
@@ -177,8 +183,11 @@ class Examples:
 
     def chances(self, origins: Sequence[Origin]) -> list[float]:
         """Of sentence pairs that were drawn, to be trained on."""
+        if len(self._chances) > _KEPT:
+            self._chances = {}
         if new := [origin for origin in origins if origin not in self._chances]:
             found = self.trust(new).pow(self._settings.sharpness).clamp_min(_LEAST).tolist()
+            found = self._processes.gathered(found)[0]  # all draw the same pairs, to the last bit of a chance
             self._chances.update(zip(new, found, strict=True))
             self._weights.see(new, found)
         return [self._chances[origin] for origin in origins]
@@ -194,17 +203,30 @@ class Examples:
         states = [scorer.state_dict() for scorer in self.scorers]
         for place, state in enumerate(states):
             tensors |= {f"scorer.{place}.{key}": tensor for key, tensor in state.pop("tensors").items()}
-        return {"scorers": states, "skipped": self._skipped, "tensors": tensors}
+        return {"scorers": states, "skipped": self._skipped, "learned": self._learned, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "scorers" not in state:
+            raise UserError("[examples]: the checkpoint is of another version, which weighed losses; train anew.")
         tensors = state["tensors"]
         self._weights.load_state_dict(tensors)
-        self._skipped = state["skipped"]
+        self._skipped, self._learned = state["skipped"], state["learned"]
         for place, (scorer, plain) in enumerate(zip(self.scorers, state["scorers"], strict=True)):
             begin = f"scorer.{place}."
             own = {key.removeprefix(begin): tensor for key, tensor in tensors.items() if key.startswith(begin)}
             like = {f"direction.{i}": p for i, p in enumerate(self._params[place])}
             scorer.load_state_dict({**plain, "tensors": _padded(own, like)})
+
+
+def _check_length(settings: ExamplesSettings, steps: float, scorers: int) -> None:
+    """Refuse to learn for so short a time that nothing would come of it."""
+    needed = scorers * settings.every * min(ENOUGH, settings.replay)
+    if settings.learn * steps < needed:
+        raise UserError(
+            f"[examples] learn = {settings.learn:g} of {steps:,.0f} steps is too short for {scorers} scorers with an "
+            f"update every {settings.every} steps: they need {needed:,} steps. Raise learn or train.max_steps, or "
+            "lower every."
+        )
 
 
 def _padded(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .sentences import Sentences
 
-_MOST = 2**26  # meetings of tokens that are counted, about: a few seconds
+_MOST = 2**26  # meetings of tokens that are counted, about: half a minute at most
 _AT_ONCE = 2**22  # of them: 32 MB
 _SHRINKAGE = 3.0  # a: sentence pairs; a source token that was hardly seen says nothing
 _TRIED = 20  # sentence pairs of a dataset whose lengths tell how many can be counted

@@ -21,6 +21,7 @@ NUMBERS = (
 )  # fmt: skip
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _SAMPLE = 10_000
+_KEPT = 500_000  # sentence pairs whose numbers are kept: 180 MB
 
 
 class PairNumbers:
@@ -34,6 +35,8 @@ class PairNumbers:
 
     def rows(self, origins: Iterable[tuple[str, int]]) -> Tensor:
         """The numbers of NUMBERS for sentence pairs, each by its language pair and its number there. # [B, F]"""
+        if len(self._known) > _KEPT:
+            self._known = {}
         found = []
         for origin in origins:
             if origin not in self._known:

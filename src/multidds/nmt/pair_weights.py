@@ -63,7 +63,7 @@ class PairWeights:
         return {f"weights.{name}": torch.from_numpy(weights.copy()) for name, weights in self._weights.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Those of datasets that are as they were; where the data have changed, nothing is known."""
+        """Those of datasets that have as many sentence pairs as they had; of others nothing is known."""
         for name, weights in self._weights.items():
             kept = tensors.get(f"weights.{name}")
             if kept is not None and len(kept) == len(weights):

@@ -310,7 +310,7 @@ class Training:
             mixture=self.mixture.probabilities, sentences=at.sentences, tokens=at.tokens, finished=at.finished,
             seconds=seconds, clock=dict(at.seconds),
         ))  # fmt: skip
-        if self.examples is not None:
+        if self.examples is not None and self.records is not None:
             self._record(self.examples.record(at.step))
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
