@@ -452,6 +452,19 @@ def test_a_watch_reads_what_is_new_and_starts_over_when_records_shrink(tmp_path)
     assert not watch.evaluated
 
 
+def test_a_run_is_finished_whatever_is_recorded_beside_its_last_validation(tmp_path):
+    run = planned(tmp_path, 2)[0]
+    run.folder.mkdir(parents=True)
+    step, last = some_record("step", 3), some_record("validation", 6, finished="6 steps")
+    write_records(run.folder, [step, last, some_record("examples", 6)])
+    watch = Watch(run)
+    watch.read()
+    assert watch.finished == "6 steps"
+    write_records(run.folder, [step, last, some_record("examples", 6), some_record("step", 7)])  # it was made longer
+    watch.read()
+    assert watch.finished == ""
+
+
 @pytest.mark.parametrize("height", [10, 24, 50])
 def test_the_live_table_of_many_runs_fits_the_terminal(tmp_path, height):
     jobs = [Job(run) for run in planned(tmp_path, 60)]

@@ -165,5 +165,6 @@ def some_record(kind, step, **facts):
         "validation": {"epoch": 1, "dev_loss": {}, "perplexity": {}, "accuracy": {}, "expected_accuracy": {},
                        "soft_bleu": {}, "mean": 4.0, "means": {}, "best": True, "passes": {}, "mixture": {},
                        "sentences": 0, "tokens": 0, "finished": "", "seconds": 0.0, "clock": {}},
+        "examples": {"edges": [1.0], "histogram": {}, "weight": {}, "highest": [], "lowest": [], "skipped": None},
     }[kind]  # fmt: skip
     return {"kind": kind, "step": step, **rest, **facts}

@@ -44,9 +44,9 @@ class Watch:
 
     def _take(self, record: AnyRecord) -> None:
         self.step = record.step
-        self.finished = ""  # a run that has been made longer goes on behind the record that said it was finished
         if isinstance(record, Stepped):
             self.loss, self.speed = record.loss, record.tokens_per_second
+            self.finished = ""  # a run that has been made longer goes on behind the record that said it was finished
         elif isinstance(record, Validated):
             self.dev_loss = record.mean
             self.best = self.dev_loss if self.best is None else min(self.best, self.dev_loss)
