@@ -123,7 +123,7 @@ def test_with_nothing_changed_the_option_changes_nothing(scorer):
         assert one.step().mixture == other.step().mixture
 
 
-def test_shares_stay_as_they_are_to_the_last_bit_where_only_dev_sets_change():
+def test_shares_stay_to_the_last_bit_where_only_dev_sets_change():
     shares = {"a": 0.1, "b": 0.2, "c": 0.7}  # whose sum, in this order, is not quite 1
     assert carried_shares(shares, {"c": 0.5, "b": 0.3, "a": 0.2}) == shares
 

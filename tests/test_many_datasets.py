@@ -169,7 +169,7 @@ def test_mixed_probes_are_slopes_of_gradients_of_single_examples():
     assert set(update.train_losses) == set(update.probed)
 
 
-def test_what_dev_sets_want_is_averaged_over_updates_the_newest_counting_most():
+def test_what_dev_sets_want_is_averaged_and_the_newest_counts_most():
     """v_1, v_2, v_3 with the weights 1, 2, 3, by gradients of single examples; none of an update that is skipped."""
     model = mlp()
     balancer = many(model=model, losses=losses)

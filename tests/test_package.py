@@ -296,7 +296,7 @@ def test_each_trainer_is_imported_in_one_folder():
 # how histories are read, drawn and called.
 SHARED = {
     "multidds.replicas": {"ranks"},
-    "multidds.randomness": {"derive", "random_states", "seed_all", "set_random_states"},
+    "multidds.randomness": {"point", "derive", "random_states", "seed_all", "set_random_states"},
     "multidds.history": {"FACTS", "Moment", "find_history", "moments_of"},
     "multidds.plotting": {"COLOURS", "OTHERS", "plot", "shares_of", "top_movers"},
     "multidds.wording": {"movers"},

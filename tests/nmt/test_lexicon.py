@@ -80,7 +80,7 @@ def translated(rng, count, words=60):
         yield source, 100 + rng.permutation(source)
 
 
-def test_wrong_targets_fit_less_though_two_fifths_are_wrong_and_only_a_part_is_counted():
+def test_wrong_targets_fit_less_though_two_fifths_are_wrong():
     rng = np.random.default_rng(0)
     pairs = list(translated(rng, 4000))
     wrong = rng.random(4000) < 0.4

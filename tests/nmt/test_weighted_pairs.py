@@ -109,9 +109,7 @@ def test_a_pool_is_drawn_again_as_it_was_though_chances_have_moved(corpus, monke
 
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 @pytest.mark.parametrize("chances", [None, lambda origins: [0.5] * len(origins)])
-def test_places_are_kept_where_the_data_have_changed_and_training_stops_again(
-    corpus, monkeypatch, tmp_path, mixing, chances
-):
+def test_places_are_kept_where_data_change_and_training_stops_again(corpus, monkeypatch, tmp_path, mixing, chances):
     run = started(corpus, monkeypatch, tmp_path, f"train.mixing={mixing}", "train.pool=30")
     first, changed, again = (run._stream(chances) for _ in range(3))
     for _ in range(70):
@@ -182,7 +180,7 @@ def test_without_contrast_there_is_one_scorer(corpus, monkeypatch, tmp_path):
     assert len(run.examples.scorers) == 1
 
 
-def test_scorers_learn_from_pairs_that_the_mixture_draws_whatever_is_trusted(corpus, monkeypatch, tmp_path):
+def test_scorers_learn_from_all_that_the_mixture_draws(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path, *DDS, "train.max_steps=300", "train.max_epochs=1000")
     seen = []
     for scorer in run.examples.scorers:

@@ -23,7 +23,6 @@ VOCABULARY = "vocabulary"  # the folder of a run with its vocabularies and sente
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-AtMost1 = Annotated[float, Field(ge=0, le=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -239,7 +238,7 @@ class MixtureSettings(Section):
 class ExamplesSettings(Section):
     method: Literal["none", "dds", "highest-losses"] = "none"
     every: Positive = 5
-    learn: AtMost1 = 0.25
+    learn: Share = 0.25
     probe_tokens: Positive = 1000
     parameters: Literal["source", "all"] = "source"
     contrast: AtLeast0 = 1.0
