@@ -127,6 +127,8 @@ class Tilt:
         """What of the spread of the averaged advantages is not noise."""
         if not self._updates:
             return math.nan
+        if self._updates == 1:  # all noise, whatever the rounding of a spread of 1
+            return 0.0
         _, spread = _mean_and_variance(self._advantages)
         noise = max(self._noise, self._changeable())
         return max(0.0, 1 - noise * self._averaged() / spread) if spread > 0 else 0.0

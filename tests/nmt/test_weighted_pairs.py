@@ -215,7 +215,8 @@ def test_two_processes_weigh_as_one_does(text, monkeypatch, tmp_path):  # noqa: 
     assert len(one["lowest"]) == len(two["lowest"]) == 8
     states = [checkpoints.read(checkpoints.listed(tmp_path / name)[-1])[0] for name in ("one", "two")]
     a, b = (state["examples.scorer.1.recent.rewards"] for state in states)
-    assert np.corrcoef(a.sort().values, b.sort().values)[0, 1] > 0.99
+    shares = np.linspace(0.05, 0.95, 19)
+    assert np.corrcoef(np.quantile(a, shares), np.quantile(b, shares))[0, 1] > 0.98
 
 
 def test_records_say_which_sentence_pairs_are_trusted(corpus, monkeypatch, tmp_path):
