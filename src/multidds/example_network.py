@@ -143,8 +143,11 @@ class ExampleNetwork:
     @property
     def ready(self) -> bool:
         """Whether the default network has learned from enough updates to be listened to."""
-        enough = min(_ENOUGH, self._recent.updates)
-        return isinstance(self._network, FeatureNetwork) and int(self._network.updates) >= enough
+        return isinstance(self._network, FeatureNetwork) and int(self._network.updates) >= self.enough
+
+    @property
+    def enough(self) -> int:
+        return min(_ENOUGH, self._recent.updates)
 
     def learn(self, scores: Tensor, pull: Tensor, replicas: Replicas) -> str | None:
         """One step of the optimizer along sum_j pull_j grad score_j over all replicas; or why there was none."""

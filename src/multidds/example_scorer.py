@@ -168,6 +168,11 @@ class ExampleScorer:
         scores = self.scores(batch, losses)
         return scores.clamp_max(0).exp() if self._network.ready else torch.ones_like(scores)
 
+    @property
+    def enough(self) -> int:
+        """How many updates the small network needs before `trust` says anything."""
+        return self._network.enough
+
     def weights(self, batch: Any, losses: Tensor | None = None) -> Tensor:
         """The factors for the losses of the examples of a batch: P(x, y; psi) times B, with mean 1. # [B]
 

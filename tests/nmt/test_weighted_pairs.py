@@ -171,7 +171,7 @@ def test_scores_stay_when_they_are_learned_also_where_the_training_grows(corpus,
 
 
 def test_a_training_too_short_to_learn_from_is_refused(corpus, monkeypatch, tmp_path):
-    with pytest.raises(UserError, match=r"\[examples\] learn = 0.25 of 12 steps is too short for 2 scorers with an"):
+    with pytest.raises(UserError, match=r"\[examples\] learn = 0.25 of 12 steps is too short for 4 updates, one every"):
         started(corpus, monkeypatch, tmp_path, *DDS, "examples.learn=0.25")
 
 

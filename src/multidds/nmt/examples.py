@@ -33,7 +33,6 @@ _FADING = (
     0.01,
     0.05,
 )  # its weight decay, for the loss and for the contrast: without what all pairs teach, noise weighs more
-ENOUGH = 10  # updates, before a scorer is listened to
 _KEPT = 500_000  # sentence pairs whose chances are kept: 80 MB
 _LEAST = 0.01  # chance: a pair that is never seen again could not be forgiven
 
@@ -101,7 +100,7 @@ class Examples:
             for (contrast, _), params, fading in zip(wants, self._params, _FADING, strict=False)
         ]
         self._until, self._learned = config.examples.learn * steps, False
-        _check_length(config.examples, steps, len(self.scorers))
+        _check_length(config.examples, steps, sum(scorer.enough for scorer in self.scorers))
         self._chances: dict[Origin, float] = {}  # since the last update
         self._skipped: str | None = None  # why the last update changed nothing
 
@@ -218,14 +217,13 @@ class Examples:
             scorer.load_state_dict({**plain, "tensors": _padded(own, like)})
 
 
-def _check_length(settings: ExamplesSettings, steps: float, scorers: int) -> None:
-    """Refuse to learn for so short a time that nothing would come of it."""
-    needed = scorers * settings.every * min(ENOUGH, settings.replay)
+def _check_length(settings: ExamplesSettings, steps: float, updates: int) -> None:
+    """Refuse to learn for so short a time that nothing would come of it. updates: that the scorers need in all."""
+    needed = settings.every * updates
     if settings.learn * steps < needed:
         raise UserError(
-            f"[examples] learn = {settings.learn:g} of {steps:,.0f} steps is too short for {scorers} scorers with an "
-            f"update every {settings.every} steps: they need {needed:,} steps. Raise learn or train.max_steps, or "
-            "lower every."
+            f"[examples] learn = {settings.learn:g} of {steps:,.0f} steps is too short for {updates} updates, one "
+            f"every {settings.every} steps: {needed:,} are needed. Raise learn or train.max_steps, or lower every."
         )
 
 
