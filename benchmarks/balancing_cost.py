@@ -32,12 +32,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from multidds import anchored, gradients, probing, scorer, sources, sweep, table
-from multidds.nmt.batches import assemble
-from multidds.nmt.config import Config, load_config, parse_config
-from multidds.nmt.prepare import prepare
-from multidds.nmt.schedule import in_parts, probe_shape, probe_share
-from multidds.nmt.train import Training
+from multidds.gradients import vectors as gradients
+from multidds.nmt.batches.batch import assemble
+from multidds.nmt.config.config import Config, load_config, parse_config
+from multidds.nmt.prepare.prepare import prepare
+from multidds.nmt.training.length import in_parts, probe_shape, probe_share
+from multidds.nmt.training.train import Training
+from multidds.probes import alignment_table as table
+from multidds.probes import prober as probing
+from multidds.probes import sweep
+from multidds.rules import anchored, scorer
+from multidds.sampling import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY, STEP, PROBE = 1000, 9600, 4000  # the paper's M and step, and the probes of the goals; tokens
@@ -186,7 +191,7 @@ class Silent:
 
 
 def step(run: Training) -> float:
-    """One turn of the loop of multidds.nmt.train, without an update. Seconds."""
+    """One turn of the loop of multidds.nmt.training.train, without an update. Seconds."""
     began, at = clock(), run.progress
     batches, sentences, tokens = run.stream.next(run.steps_until_update())
     run.step(batches, tokens)
@@ -340,7 +345,7 @@ def main() -> None:
     if args.processor_time:
         _clocks[0] = time.process_time
     with contextlib.suppress(ImportError):  # as `multidds train` does
-        from multidds.nmt.allocator import keep_freed_memory
+        from multidds.nmt.model.freed_memory import keep_freed_memory
 
         keep_freed_memory()
     json_path = args.json.resolve() if args.json else None

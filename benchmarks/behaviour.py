@@ -118,7 +118,7 @@ class Net(nn.Module):
 def trainer_draws(workers: int, folder: Path) -> dict[str, str]:
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
-    from multidds.huggingface import BalanceCallback, MixedDataset
+    from multidds.integrations.huggingface import BalanceCallback, MixedDataset
 
     digests: dict[str, str] = {}
     for part, steps, resume in (("first", 500, None), ("second", 1000, True)):
@@ -149,7 +149,7 @@ def trainer_draws(workers: int, folder: Path) -> dict[str, str]:
 def lightning_draws(workers: int, folder: Path) -> dict[str, str]:
     from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-    from multidds.lightning import BalanceCallback, mixed_loader
+    from multidds.integrations.lightning import BalanceCallback, mixed_loader
 
     class Module(LightningModule):
         def __init__(self) -> None:

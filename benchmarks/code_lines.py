@@ -1,9 +1,8 @@
-"""How much code there is: lines without comments, docstrings and blank ones; what is too long.
+"""Lines of code: without comments, docstrings and blank lines; and the functions that are too long.
 
     python benchmarks/code_lines.py [folder]
 
-`tests/test_package.py` holds src/multidds to the two limits. A function is measured from `def` to its last line, a file
-with everything in it.
+`tests/test_package.py` holds src/multidds to the limit. A function is measured from `def` to its last line.
 """
 
 import ast
@@ -11,7 +10,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-FUNCTION, FILE = 50, 400  # lines, at most
+FUNCTION = 50  # lines, at most
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
             tokenize.ENDMARKER)  # fmt: skip
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -40,8 +39,6 @@ def too_long(folder: Path) -> list[str]:
     found = []
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)
-        size = len(path.read_text(encoding="utf-8").splitlines())
-        found += [f"{name}: {size} lines"] if size > FILE else []
         found += [f"{name}: {function}: {lines} lines" for function, lines in long_functions(path)]
     return found
 
@@ -55,7 +52,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else here
     paths = sorted(folder.rglob("*.py"))
     print(f"{sum(map(code_lines, paths)):,} lines of code in {len(paths)} files")
-    print("\n".join(too_long(folder)) or f"no function above {FUNCTION} lines, no file above {FILE}")
+    print("\n".join(too_long(folder)) or f"no function above {FUNCTION} lines")
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def copy_damaged(world: World, which: str, rng: random.Random) -> Damaged:
 
 def opened(damaged: Damaged) -> tuple[list[str], str]:
     """(what those say that open the file, what verify says; tracebacks)."""
-    from multidds.nmt.errors import UserError
-    from multidds.nmt.verify import verify
+    from multidds.nmt.commands.verify import verify
+    from multidds.nmt.common.errors import UserError
 
     said, trace = [], ""
     checks = (lambda: openers(damaged.folder, damaged.path), lambda: [*all_lines(verify(damaged.folder))])
@@ -107,11 +107,13 @@ def all_lines(found: list[Any]) -> list[str]:
 
 def openers(folder: Path, path: Path) -> Any:
     """Open a file as the commands do that read it. What was passed over, if that is how damage is met."""
-    from multidds.nmt import checkpoints, records, scores, translate, vocabulary
-    from multidds.nmt.catalogues.folder import Folder, check_made
-    from multidds.nmt.config import load_config, read_run
-    from multidds.nmt.prepare import Prepared
-    from multidds.nmt.sealed import sha256
+    from multidds.nmt.common.checksummed import sha256
+    from multidds.nmt.config.config import load_config, read_run
+    from multidds.nmt.evaluation import scores, translate
+    from multidds.nmt.prepare import vocabulary
+    from multidds.nmt.prepare.catalogues.folder import Folder, check_made
+    from multidds.nmt.prepare.prepare import Prepared
+    from multidds.nmt.runs import checkpoints, records
 
     if folder.name == "corpus":
         if path.suffix in (".tur", ".rus", ".eng") and path.exists():

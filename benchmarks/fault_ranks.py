@@ -96,7 +96,7 @@ def arm(deaths: list[Death], start: int, rank: int) -> None:
     """In a rank: what it will die of; and a note when the group stands."""
     import faulty_rank
 
-    from multidds.nmt import launch
+    from multidds.nmt.common import launch
 
     form_group = launch.form_group
 
@@ -178,8 +178,8 @@ def starts_of(output: str) -> list[Start]:
 
 def newest_whole(run: Path) -> int:
     """The step of the newest checkpoint that is whole; 0 where there is none."""
-    from multidds.nmt import checkpoints
-    from multidds.nmt.errors import UserError
+    from multidds.nmt.common.errors import UserError
+    from multidds.nmt.runs import checkpoints
 
     for path in reversed(checkpoints.listed(run)):
         with contextlib.suppress(UserError):

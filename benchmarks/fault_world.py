@@ -146,7 +146,7 @@ def run_command(arguments: list[str], setup: Callable[[], None]) -> int:
     sys.argv = ["multidds", *arguments]
     code: Any = 0
     try:
-        from multidds.nmt.cli import main
+        from multidds.nmt.commands.cli import main
 
         setup()
         main()
@@ -312,7 +312,7 @@ def files(place: Path, name: str) -> Any:
 
 def trained(run: Path) -> Any:
     """The newest checkpoint, the best model and the records, but for times."""
-    from multidds.nmt import checkpoints
+    from multidds.nmt.runs import checkpoints
 
     tensors = {}
     for path in (checkpoints.listed(run)[-1], run / "best.safetensors"):

@@ -30,8 +30,9 @@ from fault_world import TWO, Command, Ended, World, make_world, mount
 
 # Once, for all the processes that are forked: of the commands, and of what they import when they need it.
 IMPORTED = (
-    "multidds.nmt.cli", "multidds.nmt.evaluate", "multidds.nmt.report", "multidds.nmt.train",
-    "multidds.nmt.dev_translation", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer",
+    "multidds.nmt.commands.cli", "multidds.nmt.evaluation.evaluate", "multidds.nmt.report",
+    "multidds.nmt.training.train",
+    "multidds.nmt.training.dev_bleu", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer",
     "torch._dynamo", "torch.distributed.launcher.api", "matplotlib.backends.backend_pdf", "fontTools.subset",
 )  # fmt: skip
 USED = 0.35  # of the damaged files, how many are also read by a command
@@ -181,7 +182,7 @@ def vanished(world: World, command: Command, rng: random.Random) -> Outcome:
 
 def damaged_run(world: World, command: Command, rng: random.Random) -> Outcome:
     """The newest checkpoint or the records of a run are damaged: it goes on from what is whole before it."""
-    from multidds.nmt import checkpoints
+    from multidds.nmt.runs import checkpoints
 
     with world.fresh(command):
         run = world.place / "run"

@@ -28,14 +28,14 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from multidds.nmt import prepare as preparing
-from multidds.nmt import translate as translating
-from multidds.nmt.config import Config, load_config, read_run
-from multidds.nmt.corpora import read_pairs
-from multidds.nmt.encoding import ShardEncoder
-from multidds.nmt.sharding import Shard
-from multidds.nmt.tasks import start_worker
-from multidds.nmt.vocabulary import load_model, model_of
+from multidds.nmt.config.config import Config, load_config, read_run
+from multidds.nmt.evaluation import translate as translating
+from multidds.nmt.prepare import prepare as preparing
+from multidds.nmt.prepare.encode import ShardEncoder
+from multidds.nmt.prepare.resumable_tasks import start_worker
+from multidds.nmt.prepare.shard_plan import Shard
+from multidds.nmt.prepare.text_files import read_pairs
+from multidds.nmt.prepare.vocabulary import load_model, model_of
 
 ROOT = Path(__file__).resolve().parent.parent
 

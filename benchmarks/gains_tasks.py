@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from multidds import Mixture
-from multidds.nmt.batches import Batch, Sentences, Stream, evaluation_batches
-from multidds.nmt.config import Config
-from multidds.nmt.model import make_model
-from multidds.nmt.prepare import Prepared
-from multidds.nmt.probes import probe_batches
-from multidds.nmt.schedule import learning_rate
+from multidds.nmt.batches.batch import Batch, Sentences, Stream, evaluation_batches
+from multidds.nmt.batches.probe_batches import probe_batches
+from multidds.nmt.config.config import Config
+from multidds.nmt.model.transformer import make_model
+from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.training.length import learning_rate
 
 
 @dataclass(frozen=True)

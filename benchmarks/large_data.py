@@ -132,8 +132,8 @@ def megabytes(who: int) -> float:
 
 def prepared(recipe: str, folder: str, processes: str) -> dict[str, Any]:
     """Prepare, and what it took: seconds, also until the first shard was done; memory of the largest process."""
-    from multidds.nmt.config import load_config
-    from multidds.nmt.prepare import prepare
+    from multidds.nmt.config.config import load_config
+    from multidds.nmt.prepare.prepare import prepare
 
     began, marks = time.monotonic(), {}
 
@@ -170,8 +170,8 @@ def trained(recipe: str, folder: str, steps: str) -> dict[str, Any]:
 
 
 def training_of(recipe: Path, folder: Path) -> Any:
-    from multidds.nmt.config import load_config
-    from multidds.nmt.train import Training
+    from multidds.nmt.config.config import load_config
+    from multidds.nmt.training.train import Training
 
     return Training(load_config(recipe), folder)
 
@@ -211,12 +211,12 @@ def compared(large: str, small: str, folder: str, rounds: str) -> dict[str, Any]
 def measured(recipe: str, numbers: list[int]) -> tuple[int, float, float]:
     """(lines, CPU seconds of ours, of sentencepiece's) over some shards, by turns. Ours has read the files before, to
     hash them; that is counted too."""
-    from multidds.nmt.config import load_config
-    from multidds.nmt.corpora import files_of, read_columns
-    from multidds.nmt.encoding import ShardEncoder
-    from multidds.nmt.inputs import scan
-    from multidds.nmt.prepare import inputs_of, shards_of
-    from multidds.nmt.vocabulary import load_model
+    from multidds.nmt.config.config import load_config
+    from multidds.nmt.prepare.encode import ShardEncoder
+    from multidds.nmt.prepare.input_scan import scan
+    from multidds.nmt.prepare.prepare import inputs_of, shards_of
+    from multidds.nmt.prepare.text_files import files_of, read_columns
+    from multidds.nmt.prepare.vocabulary import load_model
 
     config = load_config(Path(recipe))
     shards = [shard for shard in shards_of(config, inputs_of(config)) if shard.split == "train"]
@@ -253,7 +253,7 @@ def measured(recipe: str, numbers: list[int]) -> tuple[int, float, float]:
 
 def encoding(recipe: Path, processes: int, shards: int) -> dict[str, Any]:
     """Our speed as a part of sentencepiece's, summed over processes that work at the same time."""
-    from multidds.nmt.tasks import start_worker
+    from multidds.nmt.prepare.resumable_tasks import start_worker
 
     there = len(list((recipe.parent / "prepared").glob("train-*.bin")))
     chosen = np.linspace(0, there - 1, min(there, shards * processes)).round().astype(int).tolist()

@@ -26,7 +26,7 @@ from gains_tasks import Part, Training, Translation
 from torch import Tensor, nn
 
 from multidds import Mixture
-from multidds.nmt.config import load_config
+from multidds.nmt.config.config import load_config
 
 MEASURES = ("loss", "accuracy", "expected", "soft_bleu")
 ORDERS = 4  # of the n-grams of soft BLEU

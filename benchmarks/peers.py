@@ -34,8 +34,8 @@ from plain import padded
 from torch import Tensor, nn
 from workload import CLIP, DROPOUT, SMOOTHING, Workload
 
-from multidds.nmt.batches import Batch
-from multidds.nmt.vocabulary import BEGIN, END
+from multidds.nmt.batches.batch import Batch
+from multidds.nmt.prepare.vocabulary import BEGIN, END
 
 RATE = 1e-4
 BETAS = (0.9, 0.98)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from multidds.nmt import batches
-from multidds.nmt.batches import Batch
-from multidds.nmt.model import EPSILON, Layer, Transformer
+from multidds.nmt.batches import batch as batches
+from multidds.nmt.batches.batch import Batch
+from multidds.nmt.model.transformer import EPSILON, Layer, Transformer
 
 
 @dataclass(frozen=True)

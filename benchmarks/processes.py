@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from multidds.nmt import launch
+from multidds.nmt.common import launch
 
 STEPS, FIRST = 14, 4  # in all, and those before the clocks start
 SETTINGS = (  # a model for which a step takes long enough to be worth sharing
@@ -44,8 +44,8 @@ def measured(recipe: Path, processes: int) -> dict[str, float]:
 def train(recipe: Path, run: Path) -> None:
     """In each process: some steps as the loop takes them, without its records. The first prints what they took."""
     launch.form_group()
-    from multidds.nmt.config import load_config
-    from multidds.nmt.train import Training
+    from multidds.nmt.config.config import load_config
+    from multidds.nmt.training.train import Training
 
     training = Training(load_config(recipe, SETTINGS), run)
     clocks: list[tuple[float, float]] = []

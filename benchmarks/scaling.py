@@ -21,9 +21,9 @@ from living_memory import LivingMemory
 from torch import nn
 
 from multidds import Balancer, Mixture, Scorer
-from multidds.gradients import dot, norm
-from multidds.probing import Prober
-from multidds.sketch import Sketcher
+from multidds.gradients.sketch import Sketcher
+from multidds.gradients.vectors import dot, norm
+from multidds.probes.prober import Prober
 
 LENGTH = 64
 

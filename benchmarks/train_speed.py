@@ -32,8 +32,8 @@ from peers import PEERS, Training, simple
 from plain import padded, plain_loss
 from workload import DROPOUT, SIZES, SMOOTHING, TOKENS, Workload, arithmetic, made_up, prepared
 
-from multidds.nmt.allocator import keep_freed_memory
-from multidds.nmt.model import Transformer
+from multidds.nmt.model.freed_memory import keep_freed_memory
+from multidds.nmt.model.transformer import Transformer
 
 SIDE = 2048  # of the matrices whose product is the peak
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from multidds import Mixture
-from multidds.nmt import batches
-from multidds.nmt.batches import Batch, Sentences, Stream
-from multidds.nmt.config import load_config
-from multidds.nmt.prepare import Prepared
+from multidds.nmt.batches import batch as batches
+from multidds.nmt.batches.batch import Batch, Sentences, Stream
+from multidds.nmt.config.config import load_config
+from multidds.nmt.prepare.prepare import Prepared
 
 SIZES = {
     "small": {"encoder_layers": 3, "decoder_layers": 3, "width": 256, "inner": 512, "heads": 4},

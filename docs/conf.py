@@ -73,7 +73,7 @@ class Commands(Directive):
     def run(self) -> list[nodes.Node]:
         from typer.main import get_command
 
-        from multidds.nmt.cli import app
+        from multidds.nmt.commands.cli import app
 
         return [*self._sections("multidds", get_command(app))]
 

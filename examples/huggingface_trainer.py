@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 
 from multidds import Mixture
-from multidds.huggingface import BalanceCallback, MixedDataset
+from multidds.integrations.huggingface import BalanceCallback, MixedDataset
 
 
 class Lines(Dataset):

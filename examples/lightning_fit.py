@@ -17,7 +17,7 @@ from plain_loop import SIZES, WIDTH, accuracy, examples
 from torch import nn
 
 from multidds import Mixture
-from multidds.lightning import BalanceCallback, mixed_loader
+from multidds.integrations.lightning import BalanceCallback, mixed_loader
 
 
 class Classifier(LightningModule):

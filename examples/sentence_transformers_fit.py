@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PrinterCallback, set_seed
 
 from multidds import Mixture
-from multidds.sentence_transformers import BalanceCallback, mixed_batches
+from multidds.integrations.sentence_transformers import BalanceCallback, mixed_batches
 
 SIZES = {"web": 1200, "rare": 150, "junk": 3000}
 ASKED_FOR = ("web", "rare")

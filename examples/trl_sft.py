@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import SFTConfig, SFTTrainer
 
 from multidds import Mixture
-from multidds.trl import balance
+from multidds.integrations.trl import balance
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -17,13 +17,13 @@ import torch
 from bleu_counts import counts_of
 from domains import commit, rounded
 
-from multidds.nmt.batches import Sentences
-from multidds.nmt.config import read_run
-from multidds.nmt.dev_translation import bleu_of
-from multidds.nmt.prepare import Prepared
-from multidds.nmt.records import Updated, Validated, read_records
-from multidds.nmt.scores import read_scores, scored_lines
-from multidds.nmt.translate import export, open_model
+from multidds.nmt.batches.batch import Sentences
+from multidds.nmt.config.config import read_run
+from multidds.nmt.evaluation.scores import read_scores, scored_lines
+from multidds.nmt.evaluation.translate import export, open_model
+from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.runs.records import Updated, Validated, read_records
+from multidds.nmt.training.dev_bleu import bleu_of
 
 
 def facts_of(run: Path, threads: int) -> dict[str, Any]:

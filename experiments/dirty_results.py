@@ -28,7 +28,7 @@ def collected(corpus: Path, folder: Path) -> dict[str, Any]:
     """What the runs that are there have reached, by name."""
     from damage_found import judged
 
-    from multidds.nmt import checkpoints
+    from multidds.nmt.runs import checkpoints
 
     runs, signatures = {}, {}
     for path in sorted(folder.glob("*/*/seed-*/scores.json")):

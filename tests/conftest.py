@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from multidds.nmt import bfloat16
+from multidds.nmt.model import bfloat16
 
 # The machines that run this are small and noisy: nobody is timed, and the same examples every time.
 slow = [HealthCheck.too_slow]
@@ -61,7 +61,8 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny(corpus):
-    """recipes/tiny.toml prepared, trained and evaluated by the commands; the folder that holds data/ and runs/tiny."""
+    """recipes/tiny.toml prepared, trained and evaluated by the commands; the folder that holds data/ and"
+    " runs/tiny."""
     recipe = ROOT / "recipes" / "tiny.toml"
     multidds("prepare", recipe, cwd=corpus)
     multidds("train", recipe, "--run", "runs/tiny", cwd=corpus)

@@ -178,19 +178,6 @@ def test_what_works_where_is_proved_by_a_test_of_that_trainer():
             assert proved == (cell == "yes"), f"{feature} with {trainer}: {cell}"
 
 
-def test_the_files_of_the_architecture_page_are_the_files_there_are():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    sources, folder = ROOT / "src" / "multidds", None
-    listed = {}  # {folder: entries}; two spaces: of the package; four: of the folder above
-    for indent, name in re.findall(r"(?m)^(  |    )(\w+)(?:\.py|/)", text):
-        listed.setdefault("." if indent == "  " else folder, set()).add(name)
-        folder = name if indent == "  " else folder
-    for folder, names in listed.items():
-        there = {path.stem for path in (sources / folder).iterdir() if path.suffix in (".py", "")}
-        assert names == there - {"__init__", "__main__", "__pycache__"}, folder
-    assert listed.keys() == {".", "huggingface", "lightning", "nmt", "sentence_transformers"}
-
-
 def test_the_plain_loop_drops_the_noise_and_finds_what_helps():
     results = plain_loop.main()
     prior, learned = results["proportional"]["mixture"], results["learned"]["mixture"]

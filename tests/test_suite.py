@@ -1,6 +1,5 @@
 """What `make test` promises by itself."""
 
-import re
 import subprocess
 import sys
 
@@ -17,9 +16,3 @@ def test_a_crashed_worker_ends_the_run_with_a_failure(tmp_path):
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "crashed while running 'test_crash.py::test_dies'" in done.stdout
-
-
-def test_names_of_tests_are_sentences_of_at_most_seventy_characters():
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for name in re.findall(r"(?m)^def (test_\w+)", path.read_text(encoding="utf-8")):
-            assert len(name) <= 70, f"{path.name}: {name}"

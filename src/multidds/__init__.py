@@ -7,22 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import priorities, rewards
-    from .alignment import Alignment
-    from .anchored import Anchored
-    from .balancer import Balancer
-    from .draws import Draws, Order
-    from .example_scorer import ExampleScorer, ExampleUpdate
-    from .history import save_history
-    from .mixture import Mixture, Replay
-    from .plotting import plot
-    from .probing import probe
-    from .rivals import Exp3, Exponentiated
-    from .sampling import MixtureSampler, interleave
-    from .schedule import Schedule
-    from .scorer import Scorer
-    from .sources import batches_of
-    from .update import Update
+    from . import rewards
+    from .balancer.balancer import Balancer
+    from .example_scorer.example_scorer import ExampleScorer, ExampleUpdate
+    from .history.history import save_history
+    from .history.plot import plot
+    from .history.update import Update
+    from .mixture.mixture import Mixture, Replay
+    from .mixture.schedule import Schedule
+    from .probes.alignment import Alignment
+    from .probes.prober import probe
+    from .rewards import priorities
+    from .rules.anchored import Anchored
+    from .rules.rivals import Exp3, Exponentiated
+    from .rules.scorer import Scorer
+    from .sampling.draws import Draws, Order
+    from .sampling.interleave import MixtureSampler, interleave
+    from .sampling.sources import batches_of
 
 __version__ = "0.2.0"
 
@@ -52,26 +53,27 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Alignment": "alignment",
-    "Anchored": "anchored",
-    "Balancer": "balancer",
-    "Draws": "draws",
-    "ExampleScorer": "example_scorer",
-    "ExampleUpdate": "example_scorer",
-    "Exp3": "rivals",
-    "Exponentiated": "rivals",
-    "Mixture": "mixture",
-    "MixtureSampler": "sampling",
-    "Order": "draws",
-    "Replay": "mixture",
-    "Schedule": "schedule",
-    "Scorer": "scorer",
-    "Update": "update",
-    "batches_of": "sources",
-    "interleave": "sampling",
-    "plot": "plotting",
-    "probe": "probing",
-    "save_history": "history",
+    "Alignment": "probes.alignment",
+    "Anchored": "rules.anchored",
+    "Balancer": "balancer.balancer",
+    "Draws": "sampling.draws",
+    "ExampleScorer": "example_scorer.example_scorer",
+    "ExampleUpdate": "example_scorer.example_scorer",
+    "Exp3": "rules.rivals",
+    "Exponentiated": "rules.rivals",
+    "Mixture": "mixture.mixture",
+    "MixtureSampler": "sampling.interleave",
+    "Order": "sampling.draws",
+    "Replay": "mixture.mixture",
+    "Schedule": "mixture.schedule",
+    "Scorer": "rules.scorer",
+    "Update": "history.update",
+    "batches_of": "sampling.sources",
+    "interleave": "sampling.interleave",
+    "plot": "history.plot",
+    "probe": "probes.prober",
+    "save_history": "history.history",
+    "priorities": "rewards",
 }
 
 

@@ -18,7 +18,7 @@ def main() -> None:
         print(line, file=sys.stderr)
         raise SystemExit(2)
     try:
-        from multidds.nmt.cli import main as run
+        from multidds.nmt.commands.cli import main as run
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     run()

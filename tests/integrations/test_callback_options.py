@@ -5,8 +5,8 @@ import inspect
 import pytest
 from options_shown import check_help, check_signature
 
-from multidds import huggingface, lightning
-from multidds.options import takes_options_of
+from multidds.integrations import huggingface, lightning
+from multidds.integrations.options import takes_options_of
 
 CALLBACKS = [huggingface.BalanceCallback, lightning.BalanceCallback]
 KINDS = pytest.mark.parametrize("kind", CALLBACKS, ids=lambda kind: kind.__module__.split(".")[1])

@@ -45,9 +45,9 @@ from transformers import (
 )
 
 from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of, plot
-from multidds.history import moments_of
-from multidds.huggingface import BalanceCallback, MixedDataset
-from multidds.huggingface.refusals import check_model
+from multidds.history.history import moments_of
+from multidds.integrations.huggingface import BalanceCallback, MixedDataset
+from multidds.integrations.huggingface.refusals import check_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
@@ -57,6 +57,11 @@ pytestmark = [
 ]
 
 
+@pytest.mark.claim(
+    "Hugging Face Trainer",
+    "**data-loader workers**, **gradient accumulation**: a fixed delay with 0, 1 or 2 workers, any "
+    "prefetch factor, persistent workers",
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -81,6 +86,7 @@ def test_a_new_mixture_rules_after_a_fixed_lag_whoever_reads(settings, tmp_path)
     assert trainer.state.epoch == pytest.approx(14 * accumulation / (12 if accumulation == 2 else 11))
 
 
+@pytest.mark.claim("Hugging Face Trainer", "**same result as a loop by hand**")
 def test_the_mixture_is_that_of_a_plain_loop(tmp_path):
     settings = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
     trainer, _ = trainer_of(tmp_path, dropout=0.0, settings=settings, batches=2, priority={"x": 0.7, "y": 0.3})
@@ -126,6 +132,11 @@ def test_the_mixture_is_that_of_a_plain_loop(tmp_path):
         torch.testing.assert_close(p, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.claim(
+    "Hugging Face Trainer",
+    "**exact resume**: in the middle of an epoch, with accumulation, workers, and a mixture that has not "
+    "taken effect yet",
+)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("save_steps", [4, 5, 6])
 def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(save_steps, workers, tmp_path):
@@ -169,6 +180,7 @@ def test_training_begins_with_the_plan_for_its_length(tmp_path):
     assert trainer.seen == simulated(batches, 4, {0: plan.probabilities})
 
 
+@pytest.mark.claim("Hugging Face Trainer", "`resume_from_checkpoint=True`, and a second training")
 def test_a_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
     trainer, callback = trainer_of(tmp_path, settings=settings)
@@ -185,6 +197,10 @@ def test_a_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path
     assert trainer.seen == simulated(24, 4, {2 * step + 1: mixture for step, mixture in first.items()})
 
 
+@pytest.mark.claim(
+    "Hugging Face Trainer",
+    "resuming with another number of workers is deterministic, but not equal to the uninterrupted run",
+)
 def test_fewer_workers_after_a_resume_do_not_overtake_what_waits(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 10}
     whole, _ = trainer_of(tmp_path, every=1, settings={**settings, "dataloader_num_workers": 2})
@@ -197,6 +213,7 @@ def test_fewer_workers_after_a_resume_do_not_overtake_what_waits(tmp_path):
     assert resumed.seen == simulated(20, 4, moves)[8:]
 
 
+@pytest.mark.claim("Hugging Face Trainer", "checkpoints that do not fit are refused")
 def test_resuming_what_cannot_be_right_is_refused(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     trainer_of(tmp_path, settings=settings)[0].train()
@@ -220,6 +237,11 @@ def test_resuming_what_cannot_be_right_is_refused(tmp_path):
         trainer_of(tmp_path / "plain", settings=settings)[0].train(resume_from_checkpoint=True)
 
 
+@pytest.mark.claim(
+    "Hugging Face Trainer",
+    "**datasets added or left out on resume**: refused, or gone on with as asked, with and without "
+    "workers, and a second resume that needs no option",
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_changed_data_is_refused_or_gone_on_with_as_asked(workers, tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 5, "dataloader_num_workers": workers}
@@ -265,6 +287,7 @@ def test_changed_data_is_refused_or_gone_on_with_as_asked(workers, tmp_path):
     assert third.state() == again.state()
 
 
+@pytest.mark.claim("Hugging Face Trainer", "where nothing has changed, `changed_data` changes nothing")
 def test_where_nothing_has_changed_changed_data_changes_nothing(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4}
     whole, callback = trainer_of(tmp_path, settings=settings)
@@ -298,6 +321,9 @@ def test_datasets_of_any_names_are_trained_logged_and_resumed(tmp_path):
     assert mixtures[0].keys() == set(names)
 
 
+@pytest.mark.claim(
+    "Hugging Face Trainer", "logs, TensorBoard, and dev losses of evaluations as the basis of priorities"
+)
 def test_what_an_update_found_is_in_the_log_beside_what_the_trainer_logs(tmp_path):
     settings = {"logging_steps": 2, "report_to": ["tensorboard"], "eval_strategy": "steps", "eval_steps": 4}
     trainer, callback = trainer_of(tmp_path, every=4, settings=settings, priority="low")
@@ -333,6 +359,7 @@ def test_an_update_that_is_skipped_is_said_and_logged(tmp_path, caplog):
     assert mixtures(trainer)[2] == Mixture.proportional(SIZES).probabilities
 
 
+@pytest.mark.claim("Hugging Face Trainer", "`datasets.Dataset`, `DatasetDict`")
 def test_arrow_datasets_are_drawn_and_probed_as_torch_datasets_are(tmp_path):
     plain, _ = trainer_of(tmp_path)
     plain.train()
@@ -345,6 +372,7 @@ def test_arrow_datasets_are_drawn_and_probed_as_torch_datasets_are(tmp_path):
     assert mixtures(trainer) == mixtures(plain)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "some dev sets, or others")
 def test_some_dev_sets_or_others_can_be_chosen(tmp_path):
     for dev, names in ((["y"], ["y"]), ("x", ["x"]), ({"z": Rows(5, 3)}, ["z"])):
         trainer, callback = trainer_of(tmp_path, dev=dev, settings={"max_steps": 2, "eval_strategy": "epoch"})
@@ -352,6 +380,7 @@ def test_some_dev_sets_or_others_can_be_chosen(tmp_path):
         assert list(callback.balancer.history[0].weights) == names
 
 
+@pytest.mark.claim("Hugging Face Trainer", "columns that the loss needs and the Trainer would remove")
 def test_a_loss_of_ones_own_gets_the_columns_that_are_kept(tmp_path):
     def loss(model, batch):
         assert set(batch) == {"x", "labels", "number"}
@@ -387,6 +416,7 @@ class Looked(Classifier):
         return super().forward(x, labels, number)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "**bf16 on the CPU**")
 @pytest.mark.bfloat16
 def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
     trainer, _ = trainer_of(tmp_path, model=Looked(), settings={"bf16": True, "max_steps": 2})
@@ -394,6 +424,7 @@ def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
     assert trainer.model.calls == [(True, True)] * (4 + 5)  # two steps of two batches; five probes
 
 
+@pytest.mark.claim("Hugging Face Trainer", "`torch_compile` (probes run eagerly)")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # the compiler's own
 @pytest.mark.slow
@@ -408,6 +439,7 @@ def test_a_compiled_model_is_probed_eagerly(tmp_path):
     assert trainer.seen == plain.seen
 
 
+@pytest.mark.claim("Hugging Face Trainer", "label smoothing, `compute_loss_func`")
 def test_the_loss_of_a_probe_is_the_trainers_with_smoothing_or_a_function(tmp_path):
     def function(outputs, labels, num_items_in_batch=None):
         return 2 * nn.functional.cross_entropy(outputs["logits"], labels)
@@ -444,6 +476,7 @@ def tokens(size, seed, offset=0):
     return [{"input_ids": row, "labels": row[::-1], "decoder_input_ids": [0, *row[:0:-1]]} for row in ids]
 
 
+@pytest.mark.claim("Hugging Face Trainer", "Seq2SeqTrainer, gradient checkpointing")
 def test_seq2seq_with_gradient_checkpointing_and_label_smoothing(tmp_path):
     config = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
     torch.manual_seed(0)
@@ -470,6 +503,7 @@ def test_seq2seq_with_gradient_checkpointing_and_label_smoothing(tmp_path):
     assert mixtures(trainer)[4] != Mixture.proportional(SIZES).probabilities
 
 
+@pytest.mark.claim("Hugging Face Trainer", "`model_init`")
 def test_a_model_that_is_made_anew_for_every_training(tmp_path):
     config = LlamaConfig(
         vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, use_cache=False
@@ -521,6 +555,7 @@ def test_fsdp_of_the_second_version_is_taken_for_shards(tmp_path, monkeypatch, v
         check_model(trainer)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "settings that break the method are refused")
 def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
     mixed = MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1)
     for path, value, message in (
@@ -623,6 +658,7 @@ CASES = [
 SHARED = {"gradient_accumulation_steps": 1, "max_steps": 8, "optim": "sgd"}
 
 
+@pytest.mark.claim("Hugging Face Trainer", "**two processes** equal one with twice the batch, with streams too")
 @pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
     with socket.socket() as free:

@@ -1,4 +1,5 @@
-"""Ordinary settings of the Trainer that the callback has to live with: each one resumes exactly, or is refused."""
+"""Ordinary settings of the Trainer that the callback has to live with: each one resumes exactly, or "
+"is refused."""
 
 from collections import defaultdict, deque
 
@@ -31,7 +32,7 @@ from transformers import (
 )
 
 from multidds import Anchored, Mixture
-from multidds.huggingface import BalanceCallback, MixedDataset
+from multidds.integrations.huggingface import BalanceCallback, MixedDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")  # on a CPU
 
@@ -58,6 +59,11 @@ def made(folder, settings, frozen=False, every=2, **options):
     return trainer, callback
 
 
+@pytest.mark.claim(
+    "Hugging Face Trainer",
+    "exact resume: saving per epoch, best model, fractions of an epoch, `dataloader_drop_last`, "
+    "`eval_on_start`, odd accumulation",
+)
 @pytest.mark.parametrize(
     ("settings", "checkpoint"),
     [
@@ -85,6 +91,7 @@ def test_an_ordinary_setting_resumes_exactly(settings, checkpoint, tmp_path):
         assert torch.equal(p, expected)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "frozen parameters")
 def test_a_model_of_which_a_part_is_frozen_resumes_exactly(tmp_path):
     whole, callback = made(tmp_path, IN_BETWEEN, frozen=True)
     whole.train()
@@ -104,6 +111,7 @@ class Requested(TrainerCallback):
         self.saver.jit_manager.is_checkpoint_requested = state.global_step == 4
 
 
+@pytest.mark.claim("Hugging Face Trainer", "`enable_jit_checkpoint`")
 def test_a_callback_that_saves_at_the_end_of_a_step_finds_the_step_counted(tmp_path):
     whole, callback = made(tmp_path / "whole", {}, every=5)
     whole.train()
@@ -121,6 +129,7 @@ def test_a_callback_that_saves_at_the_end_of_a_step_finds_the_step_counted(tmp_p
         assert torch.equal(p, expected)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "as many steps per epoch as without a mixture")
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_an_epoch_has_the_steps_of_the_script_without_a_mixture(drop_last, tmp_path):
     for batch in (1, 3, 4, 5, 7, 44) if drop_last else (1, 3, 4, 5, 7, 44, 60):
@@ -141,7 +150,8 @@ def test_an_epoch_has_the_steps_of_the_script_without_a_mixture(drop_last, tmp_p
 
 
 class Summed(Trainer):
-    """A loss of one's own, as the Trainer's documentation asks for it: a sum, divided by all labels of the step."""
+    """A loss of one's own, as the Trainer's documentation asks for it: a sum, divided by all labels of "
+    "the step."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.pop("labels")
@@ -160,6 +170,7 @@ class Accepting(Classifier):
         return output
 
 
+@pytest.mark.claim("Hugging Face Trainer", "losses that divide by `num_items_in_batch`, an overridden `compute_loss`")
 def test_a_loss_that_divides_by_the_labels_of_the_step_is_probed(tmp_path):
     def function(outputs, labels, num_items_in_batch):
         return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
@@ -186,6 +197,7 @@ def test_a_loss_that_divides_by_the_labels_of_the_step_is_probed(tmp_path):
         assert other.mixture == pytest.approx(plain.mixture)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "`set_format`, `with_transform`")
 def test_columns_that_a_format_hides_do_not_count_as_removed(tmp_path):
     def loss(model, batch):
         return nn.functional.cross_entropy(model.net(batch["x"]), batch["labels"])
@@ -201,6 +213,7 @@ def test_columns_that_a_format_hides_do_not_count_as_removed(tmp_path):
         assert mixtures(trainer)[2] != Mixture.proportional(SIZES).probabilities
 
 
+@pytest.mark.claim("Hugging Face Trainer", "probes do not advance the generator of a seeded collator")
 def test_masks_from_a_generator_of_the_collator_are_not_moved_on_by_probes(tmp_path):
     words = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 2, **{f"word{i}": i for i in range(3, 20)}}
     named = {"pad_token": "[PAD]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
@@ -253,7 +266,8 @@ def test_data_that_is_read_otherwise_than_the_callback_counts_is_refused(tmp_pat
 
 
 def test_persistent_workers_never_fall_behind_the_mixtures_that_are_kept(tmp_path):
-    """The last worker reads its last batch of an epoch as early as it can, and its next one as late as it can."""
+    """The last worker reads its last batch of an epoch as early as it can, and its next one as late as "
+    "it can."""
     workers, epoch = 12, 47  # batches
     settings = {
         "dataloader_num_workers": workers,
@@ -323,7 +337,8 @@ def test_a_callback_that_was_added_twice_is_refused(tmp_path):
 
 
 class Counting(Watched):
-    """Keeps figures as subclasses of Trainer do: in numbers, tensors, containers and modules; and logs in its loss."""
+    """Keeps figures as subclasses of Trainer do: in numbers, tensors, containers and modules; and logs "
+    "in its loss."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -351,6 +366,7 @@ class Counting(Watched):
         super().log(logs, start_time)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "**metrics and logs untouched by probes**, in subclasses of Trainer")
 def test_what_a_subclass_counts_and_logs_is_what_it_would_without_probes(tmp_path):
     found = []
     for every in (3, 1000):

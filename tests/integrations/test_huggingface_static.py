@@ -10,7 +10,7 @@ from ranks import leave
 from toy_trainers import SIZES, Classifier, Watched, arguments, simulated, streams, train_sets
 
 from multidds import Mixture
-from multidds.huggingface import MixedDataset
+from multidds.integrations.huggingface import MixedDataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
@@ -27,6 +27,7 @@ def flat(batches):
     return [number for batch in batches for number in batch]
 
 
+@pytest.mark.claim("Hugging Face Trainer", "**static mixture without the callback**: shuffled, with workers")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_without_a_callback_the_trainer_shuffles_what_the_mixture_draws(workers, tmp_path):
     settings = {"max_steps": 33, "save_strategy": "steps", "save_steps": 15, "dataloader_num_workers": workers}
@@ -42,6 +43,7 @@ def test_without_a_callback_the_trainer_shuffles_what_the_mixture_draws(workers,
     assert set(flat(resumed.seen[:7])) <= set(expected[:44])  # accelerate did not tell which epoch it was
 
 
+@pytest.mark.claim("Hugging Face Trainer", "a static mixture without callback: exact resume")
 def test_read_in_order_and_without_a_callback_a_training_resumes_exactly(tmp_path):
     settings = {"max_steps": 33, "save_strategy": "steps", "save_steps": 15, "train_sampling_strategy": "sequential"}
     whole, resumed = static(tmp_path, **settings), static(tmp_path, **settings)
@@ -77,6 +79,7 @@ def replica(rank, port, folder):
     leave()
 
 
+@pytest.mark.claim("Hugging Face Trainer", "a static mixture without callback in two processes")
 @pytest.mark.slow
 def test_processes_without_a_callback_share_the_draws_of_an_epoch(tmp_path):
     with socket.socket() as free:

@@ -6,7 +6,7 @@ from test_mixed_dataset import Flow
 from toy_trainers import SIZES, Rows, arrow, lasting, mixtures, simulated, streams, train_sets, trainer_of
 
 from multidds import Mixture
-from multidds.huggingface import MixedDataset
+from multidds.integrations.huggingface import MixedDataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
@@ -46,6 +46,7 @@ def names(batches):
     return [["a" if n < 6 else "b" if n < 30 else "c" for n in batch] for batch in batches]
 
 
+@pytest.mark.claim("Hugging Face Trainer", "**streams**: exact proportions with workers")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streams_are_drawn_as_the_mixture_says_with_the_same_lag(workers, kind, tmp_path):
@@ -68,6 +69,7 @@ def test_streams_are_drawn_as_the_mixture_says_with_the_same_lag(workers, kind, 
         assert sized == [[n for n in batch if not 6 <= n < 30] for batch in expected]
 
 
+@pytest.mark.claim("Hugging Face Trainer", "streams that can report their position resume exactly")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("save_steps", [4, 5])
 def test_streams_that_know_their_place_resume_exactly(save_steps, kind, tmp_path):
@@ -87,6 +89,7 @@ def test_streams_that_know_their_place_resume_exactly(save_steps, kind, tmp_path
         assert torch.equal(p, expected)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "other streams are refused when resumed, or resume inexactly on request")
 @pytest.mark.parametrize(
     ("make", "workers", "message"),
     [
@@ -117,6 +120,7 @@ def test_streams_that_cannot_resume_exactly_say_so_and_can_go_on_inexactly(make,
     assert sum(callback.balancer.mixture.probabilities.values()) == pytest.approx(1)
 
 
+@pytest.mark.claim("Hugging Face Trainer", "streams with too few shards are refused")
 def test_workers_that_would_read_the_same_are_refused(tmp_path):
     settings = {"dataloader_num_workers": 3}
     with pytest.raises(ValueError, match="3 workers cannot share the stream 'a', which has num_shards=2: .* at most 2"):

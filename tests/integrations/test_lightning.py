@@ -1,4 +1,5 @@
-"""The real Lightning, on CPU: equal to a hand-written loop, invisible probes, exact resume, processes, refusals."""
+"""The real Lightning, on CPU: equal to a hand-written loop, invisible probes, exact resume, "
+"processes, refusals."""
 
 import csv
 import json
@@ -23,7 +24,7 @@ from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from toys import dataset
 
 from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of
-from multidds.lightning import BalanceCallback, mixed_loader
+from multidds.integrations.lightning import BalanceCallback, mixed_loader
 
 pytestmark = [
     # Lightning says these of any small run on this machine, whatever the loader and the callbacks are.
@@ -109,6 +110,7 @@ def result(module, callback, loader):
     return parameters, callback.mixture.probabilities, loader.state_dict(), module.batches
 
 
+@pytest.mark.claim("Lightning", "**same result as a loop by hand**, bit for bit")
 def test_it_equals_a_hand_written_loop(tmp_path):
     loader, callback = loader_and_callback()
     module = net()
@@ -164,8 +166,10 @@ class Ears(Callback):
         self.hear(trainer, module)
 
 
+@pytest.mark.claim("Lightning", "**metrics and logs untouched by probes**, as are counters and random states")
 def test_a_probe_is_invisible(tmp_path):
-    """Updates that do not move the mixture (rewards of NaN) leave everything else as it is without the callback."""
+    """Updates that do not move the mixture (rewards of NaN) leave everything else as it is without the "
+    "callback."""
 
     def run(folder, *callbacks, **settings):
         loader, callback = loader_and_callback(every=2, callback=settings)
@@ -188,6 +192,7 @@ def test_a_probe_is_invisible(tmp_path):
     assert with_it == without
 
 
+@pytest.mark.claim("Lightning", "**gradient accumulation**: the balancer steps once per optimizer step")
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_the_balancer_steps_once_per_optimizer_step(accumulate, tmp_path):
     loader, callback = loader_and_callback(every=2)
@@ -206,6 +211,9 @@ WAYS = {
 }
 
 
+@pytest.mark.claim(
+    "Lightning", "**data-loader workers**: none, 2, persistent; nothing is lost at the end of an epoch, a fixed delay"
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_new_epochs_lose_nothing_and_the_lag_is_fixed(way, tmp_path):
     """The same batches as one MixtureSampler whose mixture is moved `lag` batches late."""
@@ -233,6 +241,7 @@ class Stateless(Net):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.claim("Lightning", "a second `fit` continues")
 def test_a_second_fit_goes_on_where_the_first_ended(tmp_path):
     def run(*ends):
         loader, callback = loader_and_callback(workers=2)
@@ -261,6 +270,10 @@ RESUMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.claim(
+    "Lightning",
+    "**exact resume**, **bf16 on the CPU**: in the middle of an epoch, accumulation, validation, workers, dropout",
+)
 @pytest.mark.parametrize(("way", "options", "saving"), RESUMES, ids=str)
 def test_a_resumed_fit_equals_an_uninterrupted_one(way, options, saving, tmp_path):
     def run(folder, ckpt_path=None):
@@ -285,6 +298,11 @@ def test_a_resumed_fit_equals_an_uninterrupted_one(way, options, saving, tmp_pat
 
 
 # (sizes of the changed datasets, where it was saved): an epoch becomes shorter than what was done of it, or longer
+@pytest.mark.claim(
+    "Lightning",
+    "**datasets added or left out on resume**: refused, or gone on with as asked, where an epoch becomes "
+    "shorter than what was done of it",
+)
 @pytest.mark.parametrize("sizes", [{"b": 13, "c": 7, "d": 9}, {"a": 40, "b": 20, "d": 90}], ids=str)
 def test_changed_data_is_refused_or_gone_on_with_as_asked(sizes, tmp_path):
     loader, callback = loader_and_callback()
@@ -368,6 +386,7 @@ def test_a_step_saved_before_the_callback_heard_of_it_is_caught_up(tmp_path):
     assert run(tmp_path / "early.ckpt") == whole
 
 
+@pytest.mark.claim("Lightning", "logs")
 def test_updates_are_logged(tmp_path):
     loader, callback = loader_and_callback(every=3)
     logger = CSVLogger(tmp_path)
@@ -417,6 +436,7 @@ def test_a_skipped_update_is_said(tmp_path, caplog):
     assert "the mixture did not move at step 1: the gradient of dev set 'x' is not finite" in caplog.text
 
 
+@pytest.mark.claim("Lightning", "validation losses rank the dev sets")
 def test_validation_losses_rank_the_dev_sets(tmp_path):
     class TwoVals(Net):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
@@ -439,6 +459,7 @@ def test_validation_losses_rank_the_dev_sets(tmp_path):
         trainer(tmp_path, callback, max_steps=8, val_check_interval=7).fit(net(kind=TwoVals), loader, vals)
 
 
+@pytest.mark.claim("Lightning", "the trainer's precision and batch hooks")
 @pytest.mark.bfloat16
 def test_probes_run_under_the_precision_and_the_hooks_of_the_trainer(tmp_path):
     class Watched(Net):
@@ -464,6 +485,7 @@ def test_probes_run_under_the_precision_and_the_hooks_of_the_trainer(tmp_path):
     assert set(seen) == {(torch.bfloat16, True, torch.float32, True)}
 
 
+@pytest.mark.claim("Lightning", "a datamodule, reloading")
 def test_a_datamodule_of_ones_own_and_reloading(tmp_path):
     """A loader that Lightning asks for again goes on with the draws of the one before."""
 
@@ -485,6 +507,7 @@ def test_a_datamodule_of_ones_own_and_reloading(tmp_path):
     assert run(reload_dataloaders_every_n_epochs=1) == (3, *run()[1:])
 
 
+@pytest.mark.claim("Lightning", "other sources of probe batches")
 def test_probes_of_sources_and_of_other_datasets(tmp_path):
     """dev and train may be given as a Balancer takes them, beside datasets."""
     seen = []
@@ -519,6 +542,7 @@ class TakesIterator(Net):
         raise NotImplementedError
 
 
+@pytest.mark.claim("Lightning", "manual optimization with `loss=`")
 def test_manual_optimization_works_with_a_loss(tmp_path):
     settings = {"loss": lambda module, batch: nn.functional.cross_entropy(module.net(batch[0]), batch[1])}
     loader, callback = loader_and_callback(callback=settings)
@@ -526,6 +550,7 @@ def test_manual_optimization_works_with_a_loss(tmp_path):
     assert [update.step for update in callback.balancer.history] == [3, 6]
 
 
+@pytest.mark.claim("Lightning", "settings that cannot work are refused")
 def test_what_cannot_be_done_is_refused(tmp_path):
     def fit(message, kind=Net, loader=None, error=ValueError, **options):
         made, callback = loader_and_callback()
@@ -542,6 +567,7 @@ def test_what_cannot_be_done_is_refused(tmp_path):
     fit("the training loader must be one mixed_loader\\(...\\), got list", loader=[other, other], error=TypeError)
 
 
+@pytest.mark.claim("Lightning", "other ways to shard a model are refused")
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
@@ -641,6 +667,8 @@ def one_rank(rank, folder):
     leave()
 
 
+@pytest.mark.claim("Lightning", "**two processes** equal one with twice the batch, and resume")
+@pytest.mark.claim("Lightning", "**FSDP2** (`ModelParallelStrategy`) equals one process, and resumes")
 @pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch_and_resume_exactly(tmp_path):
     torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=2, start_method="fork")  # imports are slow
@@ -669,6 +697,7 @@ def test_the_example_drops_the_noise_and_resumes_exactly(tmp_path):
     assert all(torch.equal(p, q) for p, q in zip(resumed.parameters(), model.parameters(), strict=True))
 
 
+@pytest.mark.claim("Lightning", "**static mixture without the callback** (resumes within an epoch)")
 def test_a_fixed_mixture_needs_no_callback_and_resumes_within_an_epoch(tmp_path):
     def run(ckpt_path=None):
         loader, module = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4, seed=5, num_workers=2), net()

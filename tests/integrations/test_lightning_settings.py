@@ -1,4 +1,5 @@
-"""Lightning with callbacks, modules and datamodules as people have them: nothing lost, nothing leaked, exact resume."""
+"""Lightning with callbacks, modules and datamodules as people have them: nothing lost, nothing "
+"leaked, exact resume."""
 
 from collections import defaultdict
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from multidds import Mixture, Scorer
-from multidds.lightning import BalanceCallback, mixed_loader
+from multidds.integrations.lightning import BalanceCallback, mixed_loader
 
 
 class Stops(Net):
@@ -26,6 +27,9 @@ class Stops(Net):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.claim(
+    "Lightning", "a checkpoint written after an exception loses no batch (the batch is repeated, with other dropout)"
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_checkpoint_of_an_exception_loses_no_batch(workers, tmp_path):
     def run(folder, fails=False, ckpt_path=None):
@@ -48,6 +52,7 @@ def test_a_checkpoint_of_an_exception_loses_no_batch(workers, tmp_path):
     assert resumed == whole
 
 
+@pytest.mark.claim("Lightning", "an exception in a probe")
 def test_an_update_that_raised_is_made_after_the_resume(tmp_path):
     def run(folder, fails=False, ckpt_path=None):
         def loss(module, batch):
@@ -70,6 +75,7 @@ def test_an_update_that_raised_is_made_after_the_resume(tmp_path):
     assert run(tmp_path / "resumed", ckpt_path=tmp_path / "stopped" / "stopped.ckpt") == whole
 
 
+@pytest.mark.claim("Lightning", "nested containers are restored")
 def test_what_is_collected_in_containers_of_containers_is_put_back(tmp_path):
     class Collects(Net):
         def __init__(self, dropout=0.0):
@@ -95,6 +101,7 @@ def test_what_is_collected_in_containers_of_containers_is_put_back(tmp_path):
     assert module.sums["loss"].item() == pytest.approx(sum(losses))
 
 
+@pytest.mark.claim("Lightning", "a `training_step` that returns None")
 def test_where_training_step_skips_a_probe_batch_the_update_is_skipped(tmp_path):
     class Skips(Net):
         probed = 0
@@ -113,6 +120,7 @@ def test_where_training_step_skips_a_probe_batch_the_update_is_skipped(tmp_path)
     assert second.skipped is None
 
 
+@pytest.mark.claim("Lightning", "validation losses that are not finite")
 def test_a_validation_loss_that_is_not_finite_leaves_the_ranks(tmp_path, caplog):
     class Diverges(Net):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
@@ -137,6 +145,7 @@ class HasBackbone(Net):
         return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.02)
 
 
+@pytest.mark.claim("Lightning", "callbacks that unfreeze parameters")
 @pytest.mark.filterwarnings("ignore:The provided params to be frozen already exist")
 @pytest.mark.parametrize("reward", ["multidds-s", "moving-average"])
 def test_parameters_that_a_callback_unfreezes_are_probed_from_then_on(reward, tmp_path):
@@ -165,6 +174,7 @@ class Data(LightningDataModule):
         return mixed_loader(TRAIN, self.mixture, 4, seed=5)
 
 
+@pytest.mark.claim("Lightning", "a second fit with a datamodule, or with other data")
 def test_a_second_fit_with_a_datamodule_goes_on_with_the_draws(tmp_path):
     def run(*ends):
         data, module = Data(), net(kind=Stateless)
@@ -198,6 +208,7 @@ class Marked(Dataset):
         return self.data[i]
 
 
+@pytest.mark.claim("Lightning", "a second fit with a datamodule, or with other data")
 def test_probes_follow_the_data_of_the_loader(tmp_path):
     seen, mixture, module = set(), Mixture.proportional(SIZES), net()
     callback = BalanceCallback(mixture, DEV, 2)
@@ -208,6 +219,7 @@ def test_probes_follow_the_data_of_the_loader(tmp_path):
         assert seen == {mark}
 
 
+@pytest.mark.claim("Lightning", "lists of examples")
 def test_lists_of_examples_are_probed_in_batches(tmp_path):
     sizes, mixture = set(), Mixture.proportional(SIZES)
 
@@ -221,6 +233,7 @@ def test_lists_of_examples_are_probed_in_batches(tmp_path):
     assert sizes == {(4, 4)}
 
 
+@pytest.mark.claim("Lightning", "resuming a finished training")
 def test_a_finished_checkpoint_still_brings_its_mixture(tmp_path):
     def run(ckpt_path=None):
         loader, callback = loader_and_callback()
@@ -265,6 +278,10 @@ SETTINGS = {
 }
 
 
+@pytest.mark.claim(
+    "Lightning",
+    "exact resume: best model, validation by epochs, fractions or steps, odd accumulation, part epochs, EMA",
+)
 @pytest.mark.parametrize("what", SETTINGS)
 def test_an_ordinary_setting_resumes_exactly(what, tmp_path):
     options, saving, more = SETTINGS[what]

@@ -17,8 +17,8 @@ from toys import batches, mlp
 from toys import loss as loss_of
 
 from multidds import Balancer, Mixture, Update
-from multidds.history import moments_of
-from multidds.loggers import keep_history, on_console, table
+from multidds.history.history import moments_of
+from multidds.history.loggers import keep_history, on_console, table
 
 LINE = re.compile(r"^step (\d+)  ((\w \d+→\d+%  )*\w \d+→\d+%|unchanged: .*)$", re.MULTILINE)
 

@@ -74,6 +74,7 @@ def state_of(run):
     return parameters(model), run.mixture.probabilities, run.loader.batch_sampler.state_dict()
 
 
+@pytest.mark.claim("Accelerate", "**same result as a loop by hand**, **gradient accumulation**")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_accelerate_equals_the_loop_by_hand(accumulate):
     run = accelerate_loop.Run(dropout=0.0, accumulate=accumulate)
@@ -88,6 +89,7 @@ def test_accelerate_equals_the_loop_by_hand(accumulate):
     assert state_of(run) == (parameters(model), balancer.mixture.probabilities, sampler.state_dict())
 
 
+@pytest.mark.claim("Accelerate", "**exact resume** by `save_state` and `load_state`")
 def test_accelerate_resumes_exactly(tmp_path):
     whole = accelerate_loop.Run()
     whole.train(90)
@@ -120,6 +122,7 @@ def one_rank(rank, folder):
     leave()
 
 
+@pytest.mark.claim("Accelerate", "**two processes** equal one with twice the batch")
 def test_accelerate_on_two_processes_equals_one(tmp_path):
     torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=2, start_method="fork")  # imports are slow
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
@@ -133,6 +136,8 @@ def test_accelerate_on_two_processes_equals_one(tmp_path):
         assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-4)
 
 
+@pytest.mark.claim("Accelerate", "the documented command starts two processes")
+@pytest.mark.claim("Several processes", "the documented commands start two processes")
 @pytest.mark.slow
 def test_the_command_of_the_example_starts_two_processes(tmp_path):
     """Accelerate's own launcher starts one on a CPU, whatever --num_processes says."""
@@ -160,6 +165,7 @@ def loader_of(sampler):
     return DataLoader(ConcatDataset(data()[0].values()), **sampler)
 
 
+@pytest.mark.claim("Accelerate", "prepared loaders are refused")
 def test_a_loader_prepared_out_of_habit_is_refused():
     accelerator, mixture = Accelerator(cpu=True), Mixture.proportional(SIZES)
     for sampler in (
@@ -189,6 +195,9 @@ def one_rank_of_a_prepared_loader(rank, folder):
     leave()
 
 
+@pytest.mark.claim(
+    "Accelerate", "a sampler of all draws (`rank=0, world_size=1`) may be shared out by a prepared loader"
+)
 def test_a_sampler_of_all_draws_may_be_shared_out_by_accelerate(tmp_path):
     torch.multiprocessing.start_processes(one_rank_of_a_prepared_loader, (tmp_path,), nprocs=2, start_method="fork")
     ranks_ = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
@@ -201,8 +210,10 @@ def test_the_accelerate_example_drops_the_noise(tmp_path):
     assert mixture["junk"] < Mixture.proportional(SIZES)["junk"] / 2
 
 
+@pytest.mark.claim("StatefulDataLoader", "**same result as a loop by hand**, **streams**: data without indices")
 def test_stateful_loaders_equal_the_loop_by_hand():
-    """A stream in order gives what a loader in order gives: 250 steps go past the end of the smallest dataset."""
+    """A stream in order gives what a loader in order gives: 250 steps go past the end of the smallest "
+    "dataset."""
     run = stateful_loader.Run()
     run.train(250)
     model, optimizer, balancer = made_by_hand(data(), [], 128, 2)
@@ -216,6 +227,7 @@ def test_stateful_loaders_equal_the_loop_by_hand():
     assert run.mixture.probabilities == balancer.mixture.probabilities
 
 
+@pytest.mark.claim("StatefulDataLoader", "**exact resume**, **data-loader workers**: 0 and 2")
 @pytest.mark.parametrize(("workers", "steps"), [(0, 120), (2, 24)])
 def test_stateful_loaders_resume_exactly(workers, steps):
     whole = stateful_loader.Run(workers)
@@ -231,6 +243,7 @@ def test_the_stateful_example_drops_the_noise():
     assert run.mixture["junk"] < Mixture.proportional(SIZES)["junk"] / 2
 
 
+@pytest.mark.claim("StatefulDataLoader", "a `MixtureSampler` inside, without workers")
 def test_a_stateful_loader_keeps_the_place_of_a_mixture_sampler():
     sizes = {"a": 30, "b": 7}
 

@@ -30,9 +30,9 @@ from toy_st import (
 from toy_trainers import lasting, mixtures
 
 from multidds import Anchored, Balancer, Mixture, Scorer
-from multidds.draws import Draws
-from multidds.sentence_transformers import BalanceCallback, mixed_batches
-from multidds.sentence_transformers.batches import probe_batches
+from multidds.integrations.sentence_transformers import BalanceCallback, mixed_batches
+from multidds.integrations.sentence_transformers.batches import probe_batches
+from multidds.sampling.draws import Draws
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator"),  # on a CPU
@@ -88,6 +88,10 @@ def simulated(count, moves):
     return [draws.draw()[0] for _ in range(count)]
 
 
+@pytest.mark.claim(
+    "sentence-transformers",
+    "**data-loader workers**, **gradient accumulation**: draws of the sequence, a fixed delay, whole passes",
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -117,6 +121,7 @@ def test_each_batch_is_of_one_dataset_as_the_mixture_says(settings, tmp_path):
             assert numbers[:size] != numbers[size : 2 * size]  # in another order
 
 
+@pytest.mark.claim("sentence-transformers", "`no_duplicates`, in probes too")
 def test_no_duplicates_stays_true(tmp_path):
     data = train_sets(lambda size, seed: pairs(size, seed, repeated=True))
     settings = {"batch_sampler": "no_duplicates", "max_steps": 30}
@@ -139,6 +144,10 @@ CASES = {
 }
 
 
+@pytest.mark.claim(
+    "sentence-transformers",
+    "**metrics and logs untouched by probes**: one loss, a loss with parts, cached losses, a dict of losses",
+)
 @pytest.mark.parametrize("case", CASES)
 def test_probes_change_nothing_that_is_counted_logged_or_learned(case, tmp_path):
     settings = {"max_steps": 6, "batch_sampler": "no_duplicates"}
@@ -157,6 +166,7 @@ def test_probes_change_nothing_that_is_counted_logged_or_learned(case, tmp_path)
         assert torch.equal(p, expected)
 
 
+@pytest.mark.claim("sentence-transformers", "losses with parameters")
 def test_parameters_of_losses_are_probed_and_left_alone(tmp_path):
     def softmax(made):
         torch.manual_seed(1)
@@ -182,6 +192,7 @@ def test_parameters_of_losses_are_probed_and_left_alone(tmp_path):
     assert len(trained[0]) > len(list(model().parameters()))
 
 
+@pytest.mark.claim("sentence-transformers", "**same result as a loop by hand**: an update equals that of a `Balancer`")
 def test_an_update_is_that_of_a_balancer_by_hand(tmp_path):
     settings = {"max_steps": 1, "optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
     trainer, callback = trainer_of(tmp_path, every=1, dropout=0.0, settings=settings, **MOVING)
@@ -213,6 +224,10 @@ def test_an_update_is_that_of_a_balancer_by_hand(tmp_path):
     assert mixtures(trainer)[1] == pytest.approx(update.mixture, abs=1e-5)
 
 
+@pytest.mark.claim(
+    "sentence-transformers",
+    "**exact resume**: at the end and in the middle of an epoch, accumulation, `no_duplicates`, workers, evaluations",
+)
 @pytest.mark.parametrize(
     ("settings", "save_steps"),
     [
@@ -237,6 +252,10 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(settings, save_
         assert torch.equal(p, expected)
 
 
+@pytest.mark.claim(
+    "sentence-transformers",
+    "**datasets added or left out on resume**: refused, or gone on with as asked, one with less of its data",
+)
 @pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
 def test_changed_data_is_refused_or_gone_on_with_as_asked(sampler, tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 5, "batch_sampler": sampler}
@@ -291,6 +310,7 @@ def test_a_second_training_begins_anew(tmp_path):
     assert moved != Mixture.proportional(SIZES).probabilities
 
 
+@pytest.mark.claim("sentence-transformers", "**static mixture without the callback**, with exact resume")
 def test_a_static_mixture_needs_no_callback_and_resumes_exactly(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 9, "max_steps": 32}
     whole, _ = trainer_of(tmp_path, every=None, settings=settings)
@@ -358,7 +378,8 @@ def one_rank(rank, folder):
 
 
 def trained_on(folder, batches, **settings):
-    """A training that ends with its first update: one process with accumulation reads less far ahead than two."""
+    """A training that ends with its first update: one process with accumulation reads less far ahead "
+    "than two."""
     fixed = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "dataloader_drop_last": True}
     parts = dict.fromkeys("abc", losses.MultipleNegativesRankingLoss)
     made = {"every": 3, "dropout": 0.0, "loss": parts, "batches": batches, "scorer": Anchored(plan=False)}
@@ -368,6 +389,9 @@ def trained_on(folder, batches, **settings):
     return mixtures(trainer)[3], weights, callback.balancer.history[0].noise
 
 
+@pytest.mark.claim(
+    "sentence-transformers", "**two processes**: one sequence, equal to one process with accumulation, exact resume"
+)
 @pytest.mark.slow
 def test_two_processes_share_one_sequence_of_batches(tmp_path):
     with socket.socket() as free:
@@ -388,6 +412,7 @@ def test_two_processes_share_one_sequence_of_batches(tmp_path):
         torch.testing.assert_close(torch.tensor(short[1][name]), torch.tensor(values), atol=1e-5, rtol=0)
 
 
+@pytest.mark.claim("sentence-transformers", "settings that cannot be right are refused")
 def test_what_cannot_be_right_is_refused_with_what_to_change(tmp_path):
     made, mixture = model(), Mixture.proportional(SIZES)
 
@@ -415,6 +440,7 @@ def test_what_cannot_be_right_is_refused_with_what_to_change(tmp_path):
     refused(ValueError, "^BalanceCallback: the trainer has one already; remove it", twice)
 
 
+@pytest.mark.claim("sentence-transformers", "settings that cannot be right are refused")
 def test_loaders_that_cannot_be_right_are_refused(tmp_path):
     tiny, _ = trainer_of(tmp_path, data={**train_sets(), "a": pairs(3, 0)}, settings={"dataloader_drop_last": True})
     with pytest.raises(ValueError, match="^mixed_batches: the batch sampler makes no batch of 'a': .*_drop_last=False"):

@@ -14,7 +14,7 @@ from toy_trainers import lasting, mixtures
 from toy_trl import SIZES, dev_sets, dpo, reward, rows, sft, train_sets
 
 from multidds import Anchored, Mixture, MixtureSampler, Scorer
-from multidds.trl import balance
+from multidds.integrations.trl import balance
 
 STILL = {"scorer": Anchored(strength=0.0, plan=False)}  # the mixture stays, but updates are made
 
@@ -44,6 +44,13 @@ def same_parameters(one, other):
     return all(torch.equal(p, q) for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True))
 
 
+@pytest.mark.claim(
+    "TRL",
+    "**same result as a loop by hand**, **metrics and logs untouched by probes**, **gradient "
+    "accumulation**, **LoRA (PEFT)**: every loss, token count, accuracy and reward that TRL logs, and "
+    "every weight, is that of plain TRL on the same examples: SFT, completion-only loss, packing (both "
+    "strategies), LoRA, DPO, DPO with LoRA, reward models",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_counts_and_logs_what_trl_does_on_the_same_examples(kind, tmp_path):
     make, data, settings = KINDS[kind]
@@ -70,6 +77,10 @@ def test_it_counts_and_logs_what_trl_does_on_the_same_examples(kind, tmp_path):
     assert same_parameters(balanced, plain)
 
 
+@pytest.mark.claim(
+    "TRL",
+    "**exact resume**, **data-loader workers**: packing, LoRA, DPO with LoRA, completion-only loss with two workers",
+)
 @pytest.mark.parametrize("kind", ["packed", "lora", "preferences-lora", "workers"])
 def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(kind, tmp_path):
     make, data, settings = KINDS[kind]
@@ -91,6 +102,7 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(kind, tmp_path)
     assert same_parameters(resumed, whole)
 
 
+@pytest.mark.claim("TRL", "**datasets added or left out on resume**: refused, or gone on with as asked")
 def test_changed_data_is_refused_or_gone_on_with_as_asked(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 3}
 
@@ -113,6 +125,7 @@ def test_changed_data_is_refused_or_gone_on_with_as_asked(tmp_path):
     assert mixtures(trainer)[6].keys() == {"a", "b", "c"}
 
 
+@pytest.mark.claim("TRL", "`precompute_ref_log_probs`")
 def test_reference_log_probabilities_are_computed_ahead_for_all(tmp_path):
     found = []
     for ahead in (False, True):
@@ -128,6 +141,7 @@ def test_reference_log_probabilities_are_computed_ahead_for_all(tmp_path):
         assert found[1][step] == pytest.approx(mixture, abs=1e-4)
 
 
+@pytest.mark.claim("TRL", "a selection of the dev sets, or other dev sets")
 def test_other_dev_sets_are_prepared_and_some_can_be_chosen(tmp_path):
     for dev, names in ((["b"], ["b"]), ({"z": dev_sets()["a"]}, ["z"])):
         trainer = sft(tmp_path, train_sets()["a"], dev_sets(), packing=True, max_steps=2)
@@ -136,6 +150,7 @@ def test_other_dev_sets_are_prepared_and_some_can_be_chosen(tmp_path):
         assert list(callback.balancer.history[0].dev_losses) == names
 
 
+@pytest.mark.claim("TRL", "**streams**, with exact resume")
 def test_streams_are_prepared_and_mixed(tmp_path):
     streams = {name: d.to_iterable_dataset() for name, d in train_sets().items()}
     trained = []
@@ -170,6 +185,7 @@ def trained_on(folder, kind, batch_size):
     return counted, callback.balancer.mixture.probabilities, weights
 
 
+@pytest.mark.claim("TRL", "**two processes** equal one with twice the batch: packing, DPO with LoRA")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wrapped", "preferences-lora"])
 def test_two_processes_equal_one_with_twice_the_batch(kind, tmp_path):
@@ -186,6 +202,7 @@ def test_two_processes_equal_one_with_twice_the_batch(kind, tmp_path):
         torch.testing.assert_close(torch.tensor(ranks[0][2][name]), torch.tensor(values), atol=1e-5, rtol=0)
 
 
+@pytest.mark.claim("TRL", "settings that cannot be right are refused")
 def test_what_cannot_be_right_is_refused_with_what_to_change(tmp_path):
     sets = train_sets()
 
@@ -229,6 +246,7 @@ def test_another_trl_is_refused_by_what_it_lacks(tmp_path, monkeypatch):
         balance(trainer, train_sets("preference"))
 
 
+@pytest.mark.claim("TRL", "datasets of both formats in one training")
 def test_sets_of_both_formats_work_where_the_settings_say_how(tmp_path):
     sets = {**train_sets(), "d": rows("completion", 10, 1, "a")}
     for only, masked in ((True, True), (False, False)):

@@ -19,8 +19,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the command does bef
 import torch
 
 from multidds import Balancer
-from multidds.nmt import cli
-from multidds.nmt.train import Training
+from multidds.nmt.commands import cli
+from multidds.nmt.training.train import Training
 
 SLOW = float(os.environ.get("SLOW", "3"))  # seconds
 

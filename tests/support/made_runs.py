@@ -7,9 +7,9 @@ import json
 import math
 import random
 
-from multidds.nmt.names import file_name
-from multidds.nmt.records import record_line
-from multidds.nmt.sealed import sha256, write_sealed
+from multidds.nmt.common.checksummed import sha256, write_sealed
+from multidds.nmt.common.escaping import file_name
+from multidds.nmt.runs.records import record_line
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
 
@@ -17,7 +17,8 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was
 def make_run(
     folder, names, setting="s", seed=1, updates=12, quality=0.5, scored=True, finished="60 steps", train=None, **mixture
 ):
-    """A run of `mixture` settings on the pairs `names`; `quality` is the share of words that it translates right."""
+    """A run of `mixture` settings on the pairs `names`; `quality` is the share of words that it "
+    "translates right."""
     rng = random.Random(f"{setting} {seed} {sorted(mixture.items())} {len(names)}")
     config = {
         "data": {"folder": "data/x", "setting": setting, "pairs": [pair(name) for name in names],

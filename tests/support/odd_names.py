@@ -1,4 +1,5 @@
-"""Names of datasets that are text and nothing else: paths, markup, control characters, what file systems dislike."""
+"""Names of datasets that are text and nothing else: paths, markup, control characters, what file "
+"systems dislike."""
 
 NAMES = (
     "HuggingFaceH4/ultrachat_200k", "中文", "my set", "a\x1b[31m", "../x", "x" * 300, "nul", "</title>",

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 
 def leave():
-    """Together, and without taking gloo's group apart: torch can wait there for a thread that waits for the GIL."""
+    """Together, and without taking gloo's group apart: torch can wait there for a thread that waits for "
+    "the GIL."""
     dist.barrier()
     os._exit(0)

@@ -2,8 +2,8 @@
 
 from conftest import ROOT
 
-from multidds.nmt.config import load_config
-from multidds.nmt.prepare import prepare
+from multidds.nmt.config.config import load_config
+from multidds.nmt.prepare.prepare import prepare
 
 SMALL = (
     "model.encoder_layers=1", "model.decoder_layers=1", "model.width=16", "model.inner=32", "model.heads=2",

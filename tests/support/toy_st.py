@@ -1,4 +1,5 @@
-"""A small trainer of sentence-transformers with its data, tokenizer and model, made here: nothing is downloaded."""
+"""A small trainer of sentence-transformers with its data, tokenizer and model, made here: nothing is"
+" downloaded."""
 
 import datasets
 import torch
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from multidds import Mixture
-from multidds.sentence_transformers import BalanceCallback, mixed_batches
+from multidds.integrations.sentence_transformers import BalanceCallback, mixed_batches
 
 datasets.disable_progress_bars()
 

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from multidds import Mixture, MixtureSampler, Scorer
-from multidds.huggingface import BalanceCallback, MixedDataset
+from multidds.integrations.huggingface import BalanceCallback, MixedDataset
 
 gc.freeze()  # every training collects garbage: not through all that the imports have made
 

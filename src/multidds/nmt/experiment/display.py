@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..display import escaped, new_table, say
-from ..errors import UserError
-from ..names import printable
+from ..common.errors import UserError
+from ..common.escaping import printable
+from ..common.terminal import escaped, new_table, say
 from .progress import Job, to_do
 
 RUNNING = ("preparing", "training", "evaluating")

@@ -5,12 +5,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..changes import HARMLESS, changed_keys, forbidden_changes
-from ..config import read_run
-from ..errors import UserError
-from ..records import AnyRecord, Follower, Stepped, Validated
-from ..scores import FILE, read_scores
-from .plan import Planned, Stage
+from ..common.errors import UserError
+from ..config.config import read_run
+from ..config.config_diff import HARMLESS, changed_keys, forbidden_changes
+from ..evaluation.scores import FILE, read_scores
+from ..runs.records import AnyRecord, Follower, Stepped, Validated
+from .run_list import Planned, Stage
 
 
 class Watch:

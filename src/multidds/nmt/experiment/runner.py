@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from ..errors import UserError
-from ..records import FILE
-from .plan import Stage
+from ..common.errors import UserError
+from ..runs.records import FILE
 from .progress import Job, State, to_do
+from .run_list import Stage
 
 
 class Show(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from multidds.plotting import COLOURS, OTHERS
+from multidds.history.plot import COLOURS, OTHERS
 
 GREY = "#9aa0a8"
 MOST = len(COLOURS)  # series of a chart

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
-from ..names import drawable
+from ..common.escaping import drawable
 
 __all__ = ["COLOURS", "INK", "MANY", "MARKS", "Canvas", "Figure", "colour_bar", "draw_series", "drawn", "legend",
            "name_rows", "over_steps", "saved", "thinned"]  # fmt: skip

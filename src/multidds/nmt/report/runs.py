@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multidds.history import moments_of
+from multidds.history.history import moments_of
 
-from ..changes import HARMLESS, changed_keys
-from ..config import Config, MixtureSettings, read_run
-from ..errors import UserError
-from ..records import FILE, AlignmentFacts, AnyRecord, DataChanged, Started, Updated, Validated, read_records
-from ..scores import read_scores
-from .courses import Course, read_courses
+from ..common.errors import UserError
+from ..config.config import Config, MixtureSettings, read_run
+from ..config.config_diff import HARMLESS, changed_keys
+from ..evaluation.scores import read_scores
+from ..runs.records import FILE, AlignmentFacts, AnyRecord, DataChanged, Started, Updated, Validated, read_records
+from .mixture_runs import Course, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
 _ELSEWHERE = {*HARMLESS, "data.folder", "vocabulary.keep", "train.seed", "train.device"}

@@ -1,0 +1,159 @@
+"""What is around a model: which wrappers can be probed, which are refused, and what FSDP2 keeps while a probe runs.
+
+Only this file knows the insides of `fully_shard`: gradients that wait for their reduction, and whether parameters are
+gathered now.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .._base.checks import refuse
+from .layout import Shards, Whole
+
+_REPLAY = "use fully_shard (FSDP2) or DistributedDataParallel, or repeat a mixture that was learned before: Replay."
+_REFUSED = {
+    "DataParallel": "start one process per device: torchrun.",
+    "DistributedDataParallel": "pass the DDP model itself.",
+    "FullyShardedDataParallel": _REPLAY,
+    "DeepSpeedEngine": _REPLAY,
+}
+# What a group of parameters of FSDP2 keeps between the backward passes of one step, and what it has in probes.
+_OF_GROUPS = ("reduce_grads", "all_reduce_grads", "_partial_reduce_output")
+_IN_PROBES = {"reduce_grads": True, "all_reduce_grads": True, "is_last_backward": True}  # all else: None
+
+
+def unwrapped(model: nn.Module, owner: str) -> tuple[nn.Module, Any]:
+    """(the module to probe, its process group). What copies or splits parameters in other ways is refused by name."""
+    group = None
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        if isinstance(model, DistributedDataParallel):
+            model, group = model.module, model.process_group
+        elif any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            model = model._orig_mod  # type: ignore[assignment]  # torch.compile around DDP
+        else:
+            break  # a compiled model is probed as it is
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {type(model).__name__}.")
+    for module in model.modules():
+        for name in _bases(module):
+            refuse(owner, [(name in _REFUSED, f"a {name} inside the model is not supported; {_REFUSED.get(name)}")])
+    return model, group
+
+
+def layout_of(model: nn.Module, params: Sequence[Tensor], names: Sequence[str], owner: str) -> tuple[Whole, Any]:
+    """(where the elements of gradients are, the process group of a sharded model)."""
+    for p, name in zip(params, names, strict=True):
+        refuse(
+            owner, [(hasattr(p, "ds_id"), f"DeepSpeed holds the parameter {name!r}, which is not supported; {_REPLAY}")]
+        )
+    kinds = [_is_sharded(p) for p in params]
+    if not any(kinds):
+        return Whole(), None
+    first: Any = params[kinds.index(True)]
+    mesh = first.device_mesh
+    for p, name in zip(params, names, strict=True):
+        refuse(owner, _of_shards(p, name, mesh, bool(fsdp_modules(model))))
+    if mesh.ndim == 1:
+        return Shards(params), mesh.get_group()
+    some = (
+        mesh.size() != dist.get_world_size(),
+        "a mesh of two dimensions that leaves out some ranks is not supported.",
+    )
+    refuse(owner, [some])
+    return Shards(params), None
+
+
+def _of_shards(p: Any, name: str, mesh: Any, by_fsdp: bool) -> Iterator[tuple[object, str]]:
+    yield (
+        not _is_sharded(p),
+        f"the parameter {name!r} is not sharded, but others are; give fully_shard the whole model.",
+    )
+    placements = [str(placement) for placement in p.placements]
+    kinds = [type(placement).__name__ for placement in p.placements]
+    other = f"the parameter {name!r} has the placements ({', '.join(placements)})"
+    split = f"{other}: tensor parallelism is not supported; {_REPLAY}"
+    yield not by_fsdp or kinds not in (["Shard"], ["Replicate", "Shard"]), split
+    yield p.device_mesh != mesh, f"{other} on another mesh than other parameters, which is not supported; {_REPLAY}"
+
+
+def _is_sharded(p: Tensor) -> bool:
+    return hasattr(p, "placements")
+
+
+def fsdp_modules(model: nn.Module) -> list[Any]:
+    """The modules that `fully_shard` has made its own."""
+    return [module for module in model.modules() if "FSDPModule" in _bases(module)]
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """{name: parameter} as the optimizer has them: shards, also where a forward pass has left them gathered."""
+    params = [param for module in fsdp_modules(model) for group in _groups(module) for param in group.fsdp_params]
+    shards = {id(getattr(param, "_unsharded_param", None)): param.sharded_param for param in params}
+    return {name: shards.get(id(p), p) for name, p in model.named_parameters()}
+
+
+def resharded(model: nn.Module) -> None:
+    """The parameters of a model are its shards again, also where a forward pass has left them gathered."""
+    for module in fsdp_modules(model):
+        module.reshard()
+
+
+@contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """What FSDP2 keeps between passes is afterwards as before; in the block, every backward reduces its gradients."""
+    modules = fsdp_modules(model)
+    groups = [group for module in modules for group in _groups(module)]
+    gathered = [module for module in modules if any(group.is_unsharded for group in _groups(module))]
+    kept: list[tuple[Any, str, Any]] = []
+    for group in groups:
+        kept += [(group, key, getattr(group, key)) for key in _OF_GROUPS if hasattr(group, key)]
+        for param in group.fsdp_params:
+            kept.append((param, "unsharded_accumulated_grad", param.unsharded_accumulated_grad))
+            if (whole := getattr(param, "_unsharded_param", None)) is not None:
+                kept.append((whole, "grad", whole.grad))
+    kept += [(context, "is_last_backward", context.is_last_backward) for context in map(_context, modules)]
+    for owner, key, _ in kept:
+        setattr(owner, key, _IN_PROBES.get(key))
+    resharded(model)
+    try:
+        yield
+    finally:
+        resharded(model)
+        for owner, key, value in kept:
+            setattr(owner, key, value)
+    for module in gathered:  # together: a rank that fails alone does not come here
+        module.unshard()
+
+
+class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hears whether code in its block talks to other processes through torch.distributed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.heard = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard |= func.namespace in ("c10d", "c10d_functional", "_c10d_functional")
+        return func(*args, **(kwargs or {}))
+
+
+def _groups(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # before PyTorch 2.11 a module has one or none
+        groups = [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def _context(module: Any) -> Any:
+    return module._get_fsdp_state()._state_ctx
+
+
+def _bases(module: object) -> list[str]:
+    return [base.__name__ for base in type(module).__mro__]

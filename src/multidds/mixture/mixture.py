@@ -1,0 +1,264 @@
+"""Named sampling probabilities: the static rules, and the object that a balancer moves.
+
+A `Mixture` knows names and probabilities and which dataset a point of [0, 1) falls on. It owns no data
+and no randomness: `sampling` draws, `balancer` moves. Section 2 of the paper ("heuristic strategies").
+"""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from .._base.checks import by_name, check_names, check_state, is_count, is_number, is_state, listed
+from .._base.text import shares
+from .planned import TRANSFER, WORTH, planned
+
+_SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
+_EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
+
+
+class Mixture:
+    """The probability of each dataset. The names never change; a balancer changes the probabilities.
+
+    >>> mixture = Mixture.temperature({"a": 1, "b": 9}, tau=2)
+    >>> mixture["a"], mixture.names
+    (0.25, ('a', 'b'))
+    """
+
+    def __init__(self, probabilities: Mapping[str, float]) -> None:
+        self._names = _checked_names("Mixture", probabilities)
+        self._index = {name: i for i, name in enumerate(self._names)}
+        self.version = 0  # grows with every move, so that readers notice one without comparing
+        self._set(probabilities)
+
+    @classmethod
+    def proportional(cls, sizes: Mapping[str, float]) -> "Mixture":
+        """In proportion to size: P(i) = size_i / sum of sizes, from sizes {name: examples}. The paper's prior."""
+        return cls._scaled("Mixture.proportional", sizes, tau=1.0)
+
+    @classmethod
+    def temperature(cls, sizes: Mapping[str, float], tau: float) -> "Mixture":
+        """P(i) proportional to size_i^(1/tau), from sizes {name: examples}: 1 is proportional, infinity is uniform."""
+        if not tau > 0:
+            raise ValueError(f"Mixture.temperature: tau must be positive, but it is {tau}.")
+        return cls._scaled("Mixture.temperature", sizes, tau)
+
+    @classmethod
+    def _scaled(cls, where: str, sizes: Mapping[str, float], tau: float) -> "Mixture":
+        sizes = _checked_sizes(where, sizes)
+        largest = max(sizes.values())
+        return cls(_normalised({name: (size / largest) ** (1.0 / tau) for name, size in sizes.items()}))
+
+    @classmethod
+    def uniform(cls, names: Iterable[str]) -> "Mixture":
+        """The same probability for each of the names."""
+        names = list(names)
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ValueError(f"Mixture.uniform: the name {twice[0]!r} is there more than once.")
+        return cls({name: 1.0 / len(names) for name in names})
+
+    @classmethod
+    def unimax(cls, sizes: Mapping[str, float], budget: float, max_passes: float) -> "Mixture":
+        """As uniform as `max_passes` over each dataset allow (UniMax, Chung et al. 2023).
+
+        `budget` is what the whole training will see, in the unit of the sizes. From the smallest dataset
+        up, each gets an equal share of what is left of it, but at most `max_passes` times its size.
+        """
+        sizes = _checked_sizes("Mixture.unimax", sizes)
+        for word, value in (("budget", budget), ("max_passes", max_passes)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"Mixture.unimax: {word} must be positive and finite, but it is {value}.")
+        shares = dict.fromkeys(sizes, 0.0)
+        left = float(budget)
+        smallest_first = sorted(sizes, key=lambda name: (sizes[name], name))
+        for taken, name in enumerate(smallest_first):
+            shares[name] = min(left / (len(sizes) - taken), max_passes * sizes[name])
+            left -= shares[name]
+        return cls(_normalised(shares))
+
+    @classmethod
+    def planned(
+        cls,
+        sizes: Mapping[str, float],
+        examples: float,
+        weights: Mapping[str, float] | None = None,
+        transfer: float = TRANSFER,
+        worth: float = WORTH,
+    ) -> "Mixture":
+        """The mixture that suits a training of this length: the shorter it is, the nearer to uniform.
+
+        sizes: {name: how many examples there are}. examples: what the whole training will draw, in the unit of sizes.
+        weights: {name: how much its dev set counts}; None: all the same.
+        transfer: what an example is worth for the dev sets of other datasets, compared with its own.
+        worth: the passes after which a repeated example is worth 1/e of a new one (R* of Muennighoff et al. 2023).
+
+        It maximises the weighted sum over dev sets of log(examples that serve them, repeated ones counted for less).
+        """
+        sizes = _checked_sizes("Mixture.planned", sizes)
+        for word, value in (("examples", examples), ("worth", worth)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"Mixture.planned: {word} must be positive and finite, but it is {value}.")
+        if not 0 <= transfer <= 1:
+            raise ValueError(f"Mixture.planned: transfer must be between 0 and 1, but it is {transfer}.")
+        if weights is not None:
+            check_names("Mixture.planned: weights", sizes, weights)
+            if not all(0 <= w < math.inf for w in weights.values()) or not any(weights.values()):
+                raise ValueError("Mixture.planned: weights must not be negative, and at least one above 0.")
+        return cls(planned(sizes, examples, weights, transfer, worth))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """A copy: {name: probability}."""
+        return dict(zip(self._names, self._probabilities, strict=True))
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self._index:
+            raise KeyError(f"Mixture: there is no dataset {name!r}; there are {listed(self._names)}.")
+        return self._probabilities[self._index[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index
+
+    def __repr__(self) -> str:
+        many = f"{len(self):,} datasets: " if len(self) > 12 else ""
+        return f"Mixture({many}{shares(self.probabilities, 12 if not many else 4)})"
+
+    def at(self, point: float) -> str:
+        """The dataset on which a point of [0, 1) falls; a uniformly random point makes a draw. O(log n)."""
+        # Without the last edge: no rounding leads past it.
+        return self._drawable[bisect_right(self._cumulative, point * self._cumulative[-1], 0, self._last)]
+
+    @property
+    def edges(self) -> dict[str, float]:
+        """{name: where its part of [0, 1) ends}: what `at` searches, for callers with many points."""
+        return dict(zip(self._drawable, self._cumulative, strict=True))
+
+    def move(self, probabilities: Mapping[str, float]) -> None:
+        """Replace the probabilities; the names must be the same. Every stream that shares this object follows suit."""
+        check_names("Mixture.move", self._names, probabilities)
+        self._set(probabilities)
+        self.version += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"probabilities": self.probabilities}
+
+    @staticmethod
+    def shares_in(state: Mapping[str, Any]) -> dict[str, float]:
+        """{dataset: probability} of a state, whatever its datasets are."""
+        check_state("Mixture", state, probabilities=by_name(is_number))
+        return dict(state["probabilities"])
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` would refuse, without changing anything."""
+        check_state("Mixture", state, probabilities=by_name(is_number))
+        check_names("Mixture: state", self._names, Mixture(state["probabilities"]))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
+        self.move(state["probabilities"])
+
+    def _set(self, probabilities: Mapping[str, float]) -> None:
+        probabilities = {name: _number("Mixture: probabilities", name, p) for name, p in probabilities.items()}
+        for name, p in probabilities.items():
+            if not p >= 0:  # also NaN
+                what = "must not be NaN" if math.isnan(p) else "must not be negative"
+                raise ValueError(f"Mixture: probabilities {what}, but {name!r} is {p}.")
+        total = sum(probabilities.values())
+        if not abs(total - 1) <= _SUM_TOLERANCE:
+            raise ValueError(
+                f"Mixture: probabilities must sum to 1, but they sum to {total:g}. "
+                "For weights of any scale use Mixture.proportional."
+            )
+        scale = 1.0 if abs(total - 1) <= _EXACT else total
+        self._probabilities = tuple(probabilities[name] / scale for name in self._names)
+        # By name, not by position: the same draws whatever order the datasets were given in. Datasets
+        # of probability 0 are left out, so that no rounding can draw them.
+        self._drawable = tuple(sorted(name for name in self._names if self[name] > 0))
+        self._cumulative = list(accumulate(self[name] for name in self._drawable))
+        self._last = len(self._drawable) - 1
+
+
+class Replay:
+    """Replays a recorded history of a mixture, in the place of a balancer.
+
+    The history is [(step, {name: probability}), ...] in the order of the steps, as collected from `Update.step` and
+    `Update.mixture`; step 0 is the initial mixture.
+    """
+
+    def __init__(self, mixture: Mixture, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        self.mixture = mixture
+        self._moves = {}
+        last = -1
+        for step, probabilities in history:
+            if step <= last:
+                raise ValueError(f"Replay: steps must rise from 0, but {step} comes after {max(last, 0)}.")
+            check_names(f"Replay: step {step}", mixture.names, probabilities)
+            self._moves[step] = Mixture(probabilities).probabilities
+            last = step
+        self._steps = 0
+        if 0 in self._moves:
+            mixture.move(self._moves[0])
+
+    def step(self) -> dict[str, float] | None:
+        """Call once per optimizer step. Returns the new probabilities if the mixture changes now, else None."""
+        self._steps += 1
+        probabilities = self._moves.get(self._steps)
+        if probabilities is not None:
+            self.mixture.move(probabilities)
+        return probabilities
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "mixture": self.mixture.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_state("Replay", state, steps=is_count, mixture=is_state)
+        self.mixture.load_state_dict(state["mixture"])
+        self._steps = int(state["steps"])
+
+
+def check_mixture(where: str, mixture: object) -> None:
+    if not isinstance(mixture, Mixture):
+        raise TypeError(f"{where}: the mixture must be a Mixture, got {type(mixture).__name__}.")
+
+
+def _checked_names(where: str, names: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(names)
+    if not names:
+        raise ValueError(f"{where}: there must be at least one dataset.")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{where}: names must be strings that are not empty, but one is {name!r}.")
+    return names
+
+
+def _number(what: str, name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be numbers, but {name!r} is {value!r}.") from None
+
+
+def _checked_sizes(where: str, sizes: Mapping[str, float]) -> dict[str, float]:
+    _checked_names(where, sizes)
+    sizes = {name: _number(f"{where}: sizes", name, size) for name, size in sizes.items()}
+    for name, size in sizes.items():
+        if not (size > 0 and math.isfinite(size)):
+            raise ValueError(f"{where}: sizes must be positive and finite, but {name!r} is {size:g}.")
+    return sizes
+
+
+def _normalised(weights: Mapping[str, float]) -> dict[str, float]:
+    total = math.fsum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}

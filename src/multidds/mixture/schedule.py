@@ -1,0 +1,103 @@
+"""Mixtures that change by a plan instead of by learning: from one to another over a share of the training.
+
+`along` says which mixture rules when; `Schedule` moves a shared `Mixture` by it, as a balancer would: the free rivals
+of a learned mixture (proportional to uniform, Cooldown), and the anchor of `anchored`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from .._base.checks import check_names, check_state, check_whole, is_count, is_state
+from .mixture import Mixture, check_mixture
+
+Points: TypeAlias = Sequence[tuple[float, Mapping[str, float]]]  # (share of the training that is done, probabilities)
+_MOVES = 100  # in a training, where nothing else is said: more would not be noticed
+
+
+def along(points: Points, done: float) -> dict[str, float]:
+    """The probabilities when this share of the training is done: on straight lines from point to point.
+
+    Two points at one place are a jump there; before the first and behind the last point nothing changes.
+    """
+    before = [point for point in points if point[0] <= done] or points[:1]
+    behind = [point for point in points if point[0] > done] or points[-1:]
+    (start, old), (end, new) = before[-1], behind[0]
+    part = (done - start) / (end - start) if end > start else 0.0
+    return {name: (1 - part) * p + part * new[name] for name, p in old.items()}
+
+
+class Schedule:
+    """Moves a mixture along given points while a model trains: call `step()` once after every optimizer step.
+
+    mixture: the object that is changed, first at construction, to the first point.
+    points: [(share of the training that is done, a Mixture or {name: probability}), ...] in the order of the shares.
+        Probabilities change linearly between two points; two points at the same share are a jump.
+    steps: optimizer steps of the whole training; beyond them the last point stays.
+    every: optimizer steps between two changes; by default a hundredth of the training.
+
+    >>> sizes = {"a": 1, "b": 9}
+    >>> mixture = Mixture.proportional(sizes)
+    >>> ramp = [(0.0, Mixture.proportional(sizes)), (0.5, Mixture.uniform(sizes))]
+    >>> schedule = Schedule(mixture, ramp, steps=4, every=1)
+    >>> schedule.step()
+    {'a': 0.3, 'b': 0.7}
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        points: Sequence[tuple[float, Mixture | Mapping[str, float]]],
+        steps: int,
+        every: int | None = None,
+    ) -> None:
+        check_mixture("Schedule", mixture)
+        check_whole("Schedule", steps=steps, **({} if every is None else {"every": every}))
+        self.mixture, self.steps, self.every = mixture, steps, every or max(1, steps // _MOVES)
+        self._points = checked_points("Schedule", mixture, points)
+        self._steps = 0
+        mixture.move(along(self._points, 0.0))
+
+    @property
+    def steps_until_update(self) -> int:
+        """How many more calls of `step()` there are up to the one that moves the mixture: 1 is the next."""
+        return self.every - self._steps % self.every
+
+    def step(self) -> dict[str, float] | None:
+        """Count one optimizer step. Returns the new probabilities if the mixture changed, else None."""
+        self._steps += 1
+        if self._steps % self.every:
+            return None
+        probabilities = along(self._points, self._steps / self.steps)
+        if probabilities == self.mixture.probabilities:
+            return None
+        self.mixture.move(probabilities)
+        return self.mixture.probabilities
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "mixture": self.mixture.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
+        """changed: datasets may have been added or left out; the mixture is the one of this moment in the schedule."""
+        check_state("Schedule", state, steps=is_count, mixture=is_state)
+        steps = int(state["steps"])
+        if changed and Mixture.shares_in(state["mixture"]).keys() != set(self.mixture.names):
+            self.mixture.move(along(self._points, (steps - steps % self.every) / self.steps))
+        else:
+            self.mixture.load_state_dict(state["mixture"])
+        self._steps = steps
+
+
+def checked_points(
+    where: str, mixture: Mixture, points: Sequence[tuple[float, Mixture | Mapping[str, float]]]
+) -> list[tuple[float, dict[str, float]]]:
+    """The points with their probabilities as plain numbers, or an error that says what is wrong with them."""
+    if not points:
+        raise ValueError(f"{where}: there must be at least one point.")
+    checked: list[tuple[float, dict[str, float]]] = []
+    for share, given in points:
+        if not 0 <= share <= 1 or (checked and share < checked[-1][0]):
+            raise ValueError(f"{where}: shares of the training must rise from 0 to 1, but one is {share}.")
+        probabilities = given if isinstance(given, Mixture) else Mixture(given)
+        check_names(f"{where}: the point at {share:g}", mixture.names, probabilities)
+        checked.append((float(share), {name: probabilities[name] for name in mixture}))
+    return checked

@@ -1,0 +1,401 @@
+"""The commands, one screen each. A user's mistake is one line and exit code 2; heavy imports wait for their command."""
+
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from multidds import __version__
+
+from ..common import launch
+from ..common import terminal as display
+from ..common.errors import UserError
+from ..common.terminal import err, out, say
+
+if TYPE_CHECKING:
+    from ..config.config import Config
+
+app = typer.Typer(
+    name="multidds",
+    help="Multilingual translation with a learned data mixture: prepare, train, evaluate, translate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+corpora = typer.Typer(help="Make a corpus to train on.", no_args_is_help=True)
+app.add_typer(corpora, name="corpus")
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version, and stop.")] = False,
+) -> None:
+    """Multilingual translation with a learned mixture: prepare, train, translate, evaluate."""
+    if version:
+        out.print(f"multidds {__version__}")
+        raise typer.Exit
+
+
+Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in recipes/.", show_default=False)]
+Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
+
+
+def main() -> None:
+    try:
+        app()
+    except SystemExit as ended:
+        if not _is_interrupt(ended):
+            launch.leave(ended.code)
+        launch.end(*_stopped(), lambda text: say(text, err))
+    except BaseException as error:
+        if (found := _explained(error)) is None:
+            if not launch.is_formed():
+                raise
+            found = "".join(traceback.format_exception(error)), 1
+        launch.end(*found, lambda text: say(text, err))
+
+
+def _is_interrupt(ended: SystemExit) -> bool:
+    """Whether Ctrl-C is behind an end: typer makes an exit code of it, without a word."""
+    cause: BaseException | None = ended
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
+def _explained(error: BaseException) -> tuple[str, int] | None:
+    """(one line, exit code) where an error is not ours."""
+    if isinstance(error, UserError):
+        return f"multidds: {error}", 2
+    if isinstance(error, KeyboardInterrupt):
+        return _stopped()
+    if launch.is_loss(error):
+        launch.await_the_end()
+        return "multidds: another process has ended, so all end; the same command goes on from the last checkpoint.", 1
+    if isinstance(error, OSError):  # a full disk, a folder without permission
+        where = f"{error.filename}: " if error.filename else ""
+        return f"multidds: {where}{error.strerror or error}", 2
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error).lower()):
+        return "multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.", 2
+    return None
+
+
+def _stopped() -> tuple[str, int]:
+    if launch.is_formed():
+        launch.await_the_end(1.0)  # if this is because another has died
+    return "multidds: stopped.", 130
+
+
+@corpora.command()
+def catalogues(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the corpus.", show_default=False)],
+    languages: Annotated[
+        str, typer.Option(help="ISO 639-3 codes, or two-letter codes, separated by commas.")
+    ] = "aze,bel,glg,slk,tur,rus,por,ces",
+    list_: Annotated[
+        Path | None, typer.Option("--list", help="A list of packages of your own; see nmt/catalogues/packages.toml.")
+    ] = None,
+) -> None:
+    """Program messages and their translations, from packages on the registry. Does nothing if it is already there."""
+    from ..prepare.catalogues import SPLITS, build
+
+    with display.bar("catalogues") as progress:
+        manifest, made = build(folder, [code for code in languages.split(",") if code.strip()], list_, progress)
+    out.print(display.corpus_table(folder, manifest["languages"], SPLITS))
+    licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
+    say(f"The text belongs to its projects: {licences}. See README.md there.")
+    if not made:
+        say("Nothing has changed since the last call.")
+
+
+@app.command()
+def prepare(
+    recipe: Recipe,
+    set_: Set = [],  # noqa: B006
+    processes: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
+) -> None:
+    """Learn vocabularies and turn text into token arrays. Does nothing if nothing has changed."""
+    from ..config.config import load_config
+    from ..prepare.prepare import Prepared
+    from ..prepare.prepare import prepare as run
+
+    config = load_config(recipe, set_)
+    with display.bar("prepare") as progress:
+        made = run(config, processes, progress, lambda text: say(text, err))
+    manifest = Prepared(config).manifest
+    out.print(display.prepared_table(config.data.folder, manifest["pairs"]))
+    sizes = manifest["vocabulary"]
+    out.print(f"{manifest['direction']}, {sizes['source']:,} source and {sizes['target']:,} target tokens.")
+    for name, pieces in manifest.get("limited", {}).items():
+        say(f"{name}: {pieces:,} of {config.vocabulary.size:,} pieces; its training text has no more.")
+    if not made:
+        say("Nothing has changed since the last call.")
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            "--folder",  # torchrun takes --run, wherever it stands, for one of its own
+            help="The folder of the run; by default runs/ plus the recipe's name. Under torchrun use --folder.",
+        ),
+    ] = None,
+    set_: Set = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    changed_data: Annotated[
+        bool, typer.Option("--changed-data", help="Resume although the recipe's data have changed.")
+    ] = False,
+) -> None:
+    """Train a model. To resume a run that was stopped, repeat the command."""
+    from ..config.config import load_config
+
+    config = load_config(recipe, set_)
+    rank, processes = launch.launched()
+    if dry_run:
+        from .dry_run import describe
+
+        if rank == 0:
+            describe(config, out)
+        return
+    _avoid_amx([config], rank == 0)
+    launch.form_group()
+    from ..training.train import train as start
+
+    run = run or Path("runs") / recipe.stem
+    again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *(p for s in set_ for p in ("--set", s))])
+    with display.Quiet() if rank else display.Terminal() if out.is_terminal else display.Plain() as show:
+        at = start(config, run, show, changed_data)
+    if rank:
+        return
+    if at.finished:
+        from ..training.validation import MEASURES
+
+        which = "last" if config.train.select == "last" else "best"
+        value = (
+            "" if at.best is None else f"; {which} {MEASURES[config.train.select]} {at.best:.4f} at step {at.best_step}"
+        )
+        out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
+        say(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}")
+    else:
+        how = again if processes == 1 else "the same command again"
+        say(f"Stopped and saved after step {at.step}. To go on: {how}")
+
+
+@app.command()
+def translate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    source: Annotated[str | None, typer.Option("--from", help="Source language; needed if there are several.")] = None,
+    target: Annotated[str | None, typer.Option("--to", help="Target language; needed if there are several.")] = None,
+    file: Annotated[Path | None, typer.Option("--input", help="A file of lines; by default standard input.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; by default the recipe's.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(min=0, help="By default the recipe's.")] = None,
+    long_lines: Annotated[
+        str | None, typer.Option(help="What to do with lines longer than any seen in training: split or refuse.")
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Eight-bit weights: faster, with slightly different results.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")] = 0,
+) -> None:
+    """Translate lines from standard input or a file."""
+    from ..evaluation.translate import Translator
+    from ..prepare.text_files import lines_of
+
+    if long_lines not in (None, "split", "refuse"):
+        raise UserError(f"--long-lines {long_lines}: expected 'split' or 'refuse'.")
+    translator = Translator(run, threads, int8, lambda text: say(text, err))
+    languages = translator.direction(source, target)
+    if file is None and sys.stdin.isatty():  # an answer to every line
+        for number, line in enumerate(_standard_input(), start=1):
+            where = "standard input"
+            for text in translator.translate([line], *languages, beam, length_penalty, long_lines, where, number):
+                print(text, flush=True)
+        return
+    lines = lines_of(file) if file else _standard_input()
+    where = str(file or "standard input")
+    for text in translator.translate(lines, *languages, beam, length_penalty, long_lines, where):
+        sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    against: Annotated[Path | None, typer.Option(help="Another run, for a significance test.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")] = 0,
+) -> None:
+    """Score the test sets with BLEU and chrF."""
+    from ..evaluation.evaluate import evaluate as run_evaluation
+    from ..evaluation.significance import compare
+
+    with display.spinner() as show:
+        scores = run_evaluation(run, threads, show, lambda text: say(text, err))
+        if against is not None:
+            run_evaluation(against, threads, show, lambda text: say(text, err))
+            show("paired bootstrap")
+        compared = {} if against is None else compare(run, against)
+    out.print(display.scores_table(run, scores, against, compared))
+    if against is not None:
+        out.print("* better, p < 0.05 (paired bootstrap, 1,000 samples)")
+    for key, signature in scores["signatures"].items():
+        say(f"{key}: {signature}")
+
+
+@app.command()
+def experiment(
+    file: Annotated[Path, typer.Argument(help="The experiment: a TOML file, as in experiments/.", show_default=False)],
+    parallel: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default the file's.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only runs that match, e.g. '*/multidds*/seed-1'.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and their commands.")] = False,
+) -> None:
+    """Train and evaluate many runs. To resume, repeat the command; finished runs are kept."""
+    from ..common.files import LOCK, locked
+    from ..experiment.display import Lines, LiveTable, commands, final_table
+    from ..experiment.experiment_file import load_experiment
+    from ..experiment.progress import Job
+    from ..experiment.run_list import plan
+    from ..experiment.runner import Runner
+
+    wanted = load_experiment(file)
+    runs = plan(file, wanted)
+    jobs = [Job(run) for run in runs if only is None or fnmatchcase(run.name, only)]
+    if not jobs:
+        raise UserError(f"--only {only}: matches none of the {len(runs)} runs, such as {runs[0].name}.")
+    if dry_run:
+        for line in commands(jobs):
+            say(line)
+        return
+    _avoid_amx([job.run.config for job in jobs])  # the processes of the runs inherit it
+    refusal = f"{wanted.folder}: another process is at work on the experiment there."
+    with locked(wanted.folder / f"experiment{LOCK}", refusal), LiveTable(out) if out.is_terminal else Lines() as show:
+        runner = Runner(jobs, parallel or wanted.parallel, show)
+        runner.run()
+    out.print(final_table(jobs, wanted.folder))
+    for job in jobs:
+        if job.state == "failed":
+            say(f"failed: {job.run.name}: {job.reason}")
+    if runner.stopped:
+        given = [("--parallel", parallel), ("--only", only)]
+        again = [str(part) for pair in given if pair[1] is not None for part in pair]
+        command = shlex.join(["multidds", "experiment", str(file), *again])
+        say(f"Stopped. To go on: {command}")
+        raise SystemExit(130)
+    if any(job.state == "failed" for job in jobs):
+        raise SystemExit(1)
+    say(f"Next: {shlex.join(['multidds', 'report', str(wanted.folder)])}")
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, Trainer checkpoints, Lightning logs or saved histories; or folders that hold some.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        Path, typer.Option("-o", "--output", help="The folder for report.html, tables/ and figures/.")
+    ] = Path("report"),
+) -> None:
+    """Make a page from runs of any trainer: mixtures, rewards, what was learned; BLEU, significance, costs."""
+    from ..report import report as write
+
+    with display.spinner() as show:
+        made = write(runs, to, show)
+    for compared in made.by_language:
+        if compared.rows:
+            out.print(display.report_table(compared))
+    for sentence in (*made.summaries, str(made.page)):
+        say(sentence)
+
+
+@app.command()
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(help="A run, prepared data, a corpus, or a folder that holds some.", show_default=False)
+    ],
+) -> None:
+    """Check that every file is as it was written. Exit code 1 if one is damaged."""
+    from .verify import verify as check
+
+    found = check(folder)
+    for one in found:
+        for line in one.lines():
+            say(line)
+    if damaged := sum(len(bad) for one in found for bad in one.damage.values()):
+        say(f"damaged: {damaged}")
+        raise SystemExit(1)
+    say("Everything is whole.")
+
+
+@app.command()
+def mixture(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder of a run, a Trainer checkpoint, a Lightning log or a saved history.", show_default=False
+        ),
+    ],
+    average: Annotated[
+        bool, typer.Option("--average", help="The mean over all steps: a mixture counts by the steps drawn from it.")
+    ] = False,
+    at: Annotated[
+        int | None, typer.Option(help="The mixture after this many steps, the update of that step included.")
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="All mixtures with their steps, as JSON: what Replay takes.")
+    ] = False,
+    format_: Annotated[
+        str, typer.Option("--format", help="json, fairseq, hf, megatron, streaming or lhotse.")
+    ] = "json",
+    data: Annotated[
+        str | None,
+        typer.Option(help="What the other trainer calls a dataset, e.g. 'data/{name}_text_document'.", metavar="TEXT"),
+    ] = None,
+) -> None:
+    """Print the mixture of a run as the weights that another trainer takes; the final one, unless told otherwise."""
+    from . import export_mixture as export
+
+    if average + (at is not None) + history > 1:
+        raise UserError("--average, --at and --history: give one of them.")
+    if history:
+        if format_ != "json" or data is not None:
+            raise UserError("--history: is JSON, with the run's own names; leave --format and --data out.")
+        print(export.history_json(run))
+        return
+    if at is not None:
+        chosen = export.mixture_at(run, at)
+    else:
+        chosen = export.average_mixture(run) if average else export.final_mixture(run)
+    print(export.written(chosen, format_, data))
+
+
+def _avoid_amx(configs: Sequence["Config"], aloud: bool = True) -> None:
+    """Where a training wants bfloat16 on a CPU that dies of it; before torch is imported."""
+    if any(c.train.precision == "bfloat16" and c.train.device.startswith(("auto", "cpu")) for c in configs):
+        from ..model.bfloat16 import limit_onednn
+
+        limit_onednn(lambda text: say(text, err) if aloud else None)
+
+
+def _standard_input() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input:{number}: not valid UTF-8 (byte {error.start + 1}).") from None
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

@@ -1,0 +1,64 @@
+"""What a training would be, before it is started: sizes, costs, and how often each pair would be gone through."""
+
+import json
+
+import torch
+from rich.console import Console
+
+from multidds import Mixture
+
+from ..batches.sentences import Sentences
+from ..common.terminal import escaped, new_table
+from ..config.config import Config
+from ..model.transformer import make_model
+from ..prepare.prepare import Prepared
+from ..training.length import planned_sentences, planned_steps, probe_passes, probe_share, within_budget
+from ..training.start_mixture import prior_of
+
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
+
+
+def describe(config: Config, console: Console) -> None:
+    prepared = Prepared(config)
+    data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+    steps = planned_steps(config, data)
+    config = within_budget(config, steps)
+    sizes = {name: len(sentences) for name, sentences in data.items()}
+    with torch.device("meta"):  # counted, not made
+        model = make_model(config, prepared.vocabulary)
+    parameters = sum(p.numel() for p in model.parameters())
+    planned = planned_sentences(config, data)
+    mean = sum(float(sentences.all_tokens) for sentences in data.values()) / sum(sizes.values())
+    console.print_json(json.dumps(json.loads(config.model_dump_json())))
+    console.print(f"{config.data.direction}, {parameters:,} parameters, {sum(sizes.values()):,} training pairs")
+    console.print(
+        f"{sum(sizes.values()) * mean / config.train.tokens:,.0f} steps per epoch "
+        f"({config.train.accumulate} batches of about {config.train.batch_tokens:,} tokens each), {steps:,.0f} in all"
+    )
+    console.print(f"memory: about {_gigabytes(config, parameters, prepared):.2f} GB (an estimate)")
+    settings = config.mixture
+    if settings.method == "static":
+        console.print("the mixture is static: no updates")
+    else:
+        console.print(
+            f"an update every {settings.every} steps: {probe_passes(config)} passes over {settings.probe_tokens:,} "
+            f"tokens, {probe_share(config):.1%} of the tokens of training between two updates"
+        )
+    prior = prior_of(config, sizes, data)
+    rules = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES} | {
+        "uniform": Mixture.uniform(sizes)
+    }
+    headings = ["pair", "training pairs", "prior", *rules]
+    table = new_table(headings, ["pair"], "passes over each pair in the planned training")
+    for name, size in sizes.items():
+        passes_of = [f"{mixture[name] * planned / size:,.1f}" for mixture in rules.values()]
+        table.add_row(escaped(name), f"{size:,}", f"{prior[name]:.2%}", *passes_of)
+    console.print(table)
+
+
+def _gigabytes(config: Config, parameters: int, prepared: Prepared) -> float:
+    """Parameters, gradients, Adam's two moments, the vector of an update, an average; activations; logits."""
+    layers = config.model.encoder_layers + 1.5 * config.model.decoder_layers
+    per_token = layers * (12 * config.model.width + 3 * config.model.inner) + 3 * len(prepared.vocabulary["target"])
+    copies = 5 + bool(config.train.average)
+    return (parameters * copies + config.train.batch_tokens * per_token) * 4 / 1e9

@@ -1,0 +1,152 @@
+"""The mixture of a run in the words of other trainers: what a small model learned can steer a big one elsewhere.
+
+Reads config.json and records.jsonl, or the histories of other trainers. Every format is a pure function from
+{name: probability} to text, with numbers that read back as the same floats; what the other trainer does with them is
+its own.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from multidds.history.history import find_history, moments_of
+
+from ..common.errors import UserError
+from ..config.config import read_run, suggestion
+from ..runs.records import FILE, DataChanged, Started, Updated, read_records
+
+History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), by rising step: what `Replay` takes
+
+
+def read_history(run: Path) -> tuple[History, int]:
+    """Every mixture of a run, from the one that it started with, and how many steps are on record.
+
+    A run is one of ours, or what another trainer has left of a mixture (see `multidds.history`).
+    """
+    if not (run / FILE).exists() and find_history(run) is not None:
+        return _history_elsewhere(run)
+    read_run(run)  # says so where it is not a run
+    records = read_records(run)
+    moved = (record for record in records if isinstance(record, Started | DataChanged | Updated))
+    history = [(record.step, record.mixture) for record in moved]
+    if not history:
+        raise UserError(f"{run / FILE}: has no mixture yet; is the run starting?")
+    return history, max(record.step for record in records)
+
+
+def _history_elsewhere(run: Path) -> tuple[History, int]:
+    try:
+        moments = moments_of(run)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(str(error) if isinstance(error, ValueError) else f"{run}: has no mixture.") from None
+    if not moments:
+        raise UserError(f"{run}: has no mixture; was a balancer at work there?")
+    for moment in moments:
+        if abs(math.fsum(moment.mixture.values()) - 1) > 1e-3:
+            raise UserError(
+                f"{run}: this log has only the datasets that moved most; mixture.jsonl in the output folder has all."
+            )
+    return [(moment.step, moment.mixture) for moment in moments], moments[-1].step
+
+
+def mixture_at(run: Path, step: int) -> dict[str, float]:
+    """The mixture after `step` steps, the update of that very step included."""
+    history, steps = read_history(run)
+    if not history[0][0] <= step <= steps:
+        raise UserError(f"--at {step}: {run} has records of steps {history[0][0]} to {steps}.")
+    return [mixture for since, mixture in history if since <= step][-1]
+
+
+def final_mixture(run: Path) -> dict[str, float]:
+    return read_history(run)[0][-1][1]
+
+
+def average_mixture(run: Path) -> dict[str, float]:
+    """The mean over the steps of the run: each mixture counts as many times as steps were drawn from it."""
+    history, steps = read_history(run)
+    if steps == 0:
+        return history[0][1]
+    ends = [since for since, _ in history[1:]] + [steps]
+    spans = [(end - since, mixture) for (since, mixture), end in zip(history, ends, strict=True)]
+    total = {name: math.fsum(span * mixture.get(name, 0.0) for span, mixture in spans) for name in _names(history)}
+    scale = math.fsum(total.values())
+    return {name: weight / scale for name, weight in total.items()}
+
+
+def history_json(run: Path) -> str:
+    """A JSON list of [step, mixture], one pair a line: `Replay(mixture, json.load(file))` takes it."""
+    history, _ = read_history(run)
+    names = _names(history)
+    whole = [(step, {name: mixture.get(name, 0.0) for name in names}) for step, mixture in history]
+    return "[\n" + ",\n".join(json.dumps(pair) for pair in whole) + "\n]"
+
+
+def _names(history: History) -> list[str]:
+    """Of all datasets that there ever were."""
+    return list(dict.fromkeys(name for _, mixture in history for name in mixture))
+
+
+def written(mixture: Mapping[str, float], format_: str, template: str | None) -> str:
+    """The mixture as another trainer takes it. `template`: what that trainer calls a dataset, with {name} in it."""
+    if format_ not in FORMATS:
+        raise UserError(f"--format {format_}: is unknown.{suggestion(format_, tuple(FORMATS))}")
+    write, usual = FORMATS[format_]
+    template = usual if template is None else template
+    if "{name}" not in template:
+        raise UserError(f"--data {template}: must contain {{name}}, which stands for the name of a dataset.")
+    filled = {name: template.replace("{name}", name) for name in mixture}
+    for text in filled.values() if format_ == "megatron" else ():
+        if " " in text or not text.isprintable():
+            raise UserError(f"--data {template}: Megatron splits its list of paths at spaces, but one is {text!r}.")
+    # fairseq looks every dataset up; the others refuse one of probability 0, or wait for it to end.
+    keep_zeros = write is _json
+    return write({filled[name]: p for name, p in mixture.items() if p > 0 or keep_zeros})
+
+
+def _json(mixture: dict[str, float]) -> str:
+    return json.dumps(mixture, ensure_ascii=False)  # fairseq evaluates it: see _quoted
+
+
+def _hf(mixture: dict[str, float]) -> str:
+    return f"names = {_listed(mixture)}\nprobabilities = {list(mixture.values())}"
+
+
+def _megatron(mixture: dict[str, float]) -> str:
+    return "\n".join(f"{p!r} {path}" for path, p in mixture.items())
+
+
+def _streaming(mixture: dict[str, float]) -> str:
+    def stream(path: str, p: float) -> str:
+        return f"    Stream({'remote' if '://' in path else 'local'}={_quoted(path)}, proportion={p!r}),\n"
+
+    rows = "".join(stream(path, p) for path, p in mixture.items())
+    return f"from streaming import Stream\n\nstreams = [\n{rows}]"
+
+
+def _lhotse(mixture: dict[str, float]) -> str:
+    sets = [f"CutSet.from_file({_quoted(path)}).repeat()" for path in mixture]
+    cuts = sets[0]  # mux refuses a single one
+    if len(sets) > 1:
+        cuts = "CutSet.mux(\n" + "".join(f"    {one},\n" for one in sets) + f"    weights={list(mixture.values())},\n)"
+    return f"from lhotse import CutSet\n\ncuts = {cuts}"
+
+
+def _quoted(text: str) -> str:
+    # A JSON string is a Python string too, but for the escapes of letters beyond 16 bits.
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _listed(names: Mapping[str, float]) -> str:
+    return "[" + ", ".join(map(_quoted, names)) + "]"
+
+
+# Format -> (writer, what the other trainer usually calls a dataset).
+FORMATS: dict[str, tuple[Callable[[dict[str, float]], str], str]] = {
+    "json": (_json, "{name}"),
+    "fairseq": (_json, "main:{name}"),  # JSON for --sampling-weights-from-file, and as good for --sampling-weights
+    "hf": (_hf, "{name}"),
+    "megatron": (_megatron, "{name}_text_document"),  # what its preprocess_data.py adds to a prefix
+    "streaming": (_streaming, "{name}"),
+    "lhotse": (_lhotse, "{name}.jsonl.gz"),
+}

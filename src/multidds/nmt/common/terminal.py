@@ -1,0 +1,168 @@
+"""How the commands look: consoles, bars, tables, and the two displays of a training. Text from data is escaped here.
+
+The commands are in cli.py, the display of an experiment in its package. Does not import torch.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .escaping import printable
+
+if TYPE_CHECKING:
+    from ..report.tables import Cell, ReportTable
+
+out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+
+def escaped(text: str) -> str:
+    """Text from data or configs, as a part of what rich reads as markup."""
+    return escape(printable(text))
+
+
+def say(text: str, console: Console = out) -> None:
+    """A line of plain text."""
+    console.print(printable(text), markup=False, highlight=False)
+
+
+def new_table(headings: Sequence[str], left: Collection[str], title: str | None = None, **column: Any) -> Table:
+    """A table without rows. The columns named in `left` are text, the others numbers; `column`: options of all."""
+    table = Table(title=None if title is None else escaped(title))
+    for heading in headings:
+        table.add_column(escaped(heading), justify="left" if heading in left else "right", **column)
+    return table
+
+
+def corpus_table(folder: Path, languages: Mapping[str, Mapping[str, int]], splits: Sequence[str]) -> Table:
+    table = new_table(["language", *splits], ["language"], str(folder))
+    for name, facts in languages.items():
+        table.add_row(name, *(f"{facts[split]:,}" for split in splits))
+    return table
+
+
+def prepared_table(folder: Path, pairs: Mapping[str, Any]) -> Table:
+    splits = ("train", "dev", "test")
+    table = new_table(["pair", *splits, "dropped"], ["pair", "dropped"], str(folder))
+    for name, counts in pairs.items():
+        dropped = Counter(counts["train"]["dropped"]) + Counter(counts["dev"]["dropped"])
+        cells = [f"{counts[split]['pairs']:,}" if split in counts else "-" for split in splits]
+        table.add_row(escaped(name), *cells, ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "-")
+    return table
+
+
+def scores_table(run: Path, scores: Mapping[str, Any], against: Path | None, compared: Mapping[str, Any]) -> Table:
+    """The scores of a run; beside them, where it is compared, those of another and the significance."""
+    beside = [] if against is None else [str(against), "p"]
+    table = new_table(["pair", "sentences", "BLEU", "chrF", *beside], ["pair"], str(run))
+    for name, pair in scores["pairs"].items():
+        bleu, others = f"{pair['bleu']:.2f}", []
+        if name in compared:
+            both = compared[name]
+            star = "*" if both["p"] < 0.05 else ""
+            bleu += star if both["bleu"] > both["against"] else ""
+            others = [f"{both['against']:.2f}" + (star if both["against"] > both["bleu"] else ""), f"{both['p']:.3f}"]
+        table.add_row(escaped(name), f"{pair['sentences']:,}", bleu, f"{pair['chrf']:.2f}", *others)
+    table.add_section()
+    table.add_row("average", "", f"{scores['average']['bleu']:.2f}", f"{scores['average']['chrf']:.2f}")
+    return table
+
+
+def report_table(compared: "ReportTable") -> Table:
+    """A table of a report by language pair. The average stands apart."""
+    table = new_table(list(compared.columns.values()), [compared.columns["pair"]], compared.title, overflow="fold")
+    for row in compared.rows:
+        if compared.is_average(row):
+            table.add_section()
+        table.add_row(*map(_marked, compared.cells(row)))
+    return table
+
+
+def _marked(cell: "Cell") -> str:
+    text = escaped(cell.text)
+    return (f"[b]{text}[/b]" if cell.bold else text) + ("*" if cell.star else "")
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Any]:
+    """say(what, done, total): a bar on a terminal, nothing elsewhere."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda what, done, total: progress.update(task, description=escaped(what), completed=done, total=total)
+
+
+@contextmanager
+def spinner() -> Iterator[Any]:
+    with err.status("") as status:
+        yield lambda text: status.update(escaped(text))
+
+
+class Plain:
+    """A training as quiet lines, for logs."""
+
+    def __enter__(self) -> "Plain":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def progress(self, fraction: float, facts: dict[str, Any]) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        print(printable(text), flush=True)
+
+    log = line
+
+
+class Quiet(Plain):
+    """A training that another process tells about."""
+
+    def line(self, text: str) -> None:
+        pass
+
+    log = line
+
+
+class Terminal:
+    """A training as a bar with speed, loss, mixture and the time left."""
+
+    def __enter__(self) -> "Terminal":
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=out, transient=True)
+        self._progress.start()
+        self._task = self._progress.add_task("", total=1.0)
+        self._facts: dict[str, Any] = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def progress(self, fraction: float, facts: dict[str, Any]) -> None:
+        self._facts |= facts
+        numbers = [
+            f"{key} {value:,.0f}" if value >= 1000 else f"{key} {value:.3g}"
+            for key, value in self._facts.items()
+            if isinstance(value, float)
+        ]
+        if "mixture" in self._facts:
+            largest = sorted(self._facts["mixture"].items(), key=lambda item: -item[1])[:4]
+            numbers.append(" ".join(f"{name} {p:.0%}" for name, p in largest))
+        text = f"step {self._facts.get('step', 0)} epoch {self._facts.get('epoch', 0)}  " + "  ".join(numbers)
+        self._progress.update(self._task, completed=fraction, description=escaped(text))
+
+    def line(self, text: str) -> None:
+        say(text, self._progress.console)
+
+    def log(self, text: str) -> None:
+        pass  # the bar shows it

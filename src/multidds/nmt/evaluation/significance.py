@@ -1,0 +1,36 @@
+"""Which of two runs translates better, and whether by chance: sacreBLEU's paired bootstrap on the texts that they keep.
+
+Reads hypotheses/ and references/ of evaluated runs; translates nothing, and needs neither CTranslate2 nor torch.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.significance import PairedTest, Result
+
+from ..common.errors import UserError
+from ..config.config import read_run
+from .scores import scored_lines
+
+
+def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, Any]]:
+    """For every pair both runs have: scores of the two, and the p-value of their difference (paired bootstrap)."""
+    configs = [read_run(folder)[0] for folder in (run, other)]
+    shared = [name for name in configs[0].data.names if name in configs[1].data.names]
+    if not shared:
+        raise UserError(f"{run} and {other} have no language pair in common.")
+    result = {}
+    for name in shared:
+        references = scored_lines(run, "references", name)
+        if references != scored_lines(other, "references", name):
+            raise UserError(f"{name!r}: {run} and {other} have different test sets.")
+        systems: list[tuple[str, Sequence[str]]] = [
+            (str(i), scored_lines(folder, "hypotheses", name)) for i, folder in enumerate((other, run))
+        ]
+        test = PairedTest(systems, {"BLEU": BLEU()}, [references], test_type="bs", n_samples=samples)
+        _, results = test()
+        theirs, ours = (result for result in results["BLEU"] if isinstance(result, Result))
+        result[name] = {"bleu": ours.score, "against": theirs.score, "p": ours.p_value}
+    return result

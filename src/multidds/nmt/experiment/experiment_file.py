@@ -1,0 +1,66 @@
+"""The experiment file, as typed, validated models: which recipes, which methods, which seeds, in which blocks."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from ..common.errors import UserError
+from ..config.config import NAME, Positive, Section, Seed, Threads, read_toml, sentence, suggestion
+
+
+class NamedRecipe(Section):
+    """A setting: a recipe, and what is changed in it."""
+
+    recipe: str
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class Method(Section):
+    """What is changed in every recipe that the method is tried on."""
+
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class Block(Section):
+    """Every setting with every method and every seed."""
+
+    name: str
+    settings: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    methods: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)]
+
+
+class Experiment(Section):
+    folder: Annotated[Path, Field(strict=False)]
+    parallel: Positive = 1
+    threads: Threads = 1
+    evaluate: bool = True
+    settings: dict[str, NamedRecipe]
+    methods: dict[str, Method]
+    blocks: Annotated[tuple[Block, ...], Field(min_length=1, strict=False)]
+
+    @model_validator(mode="after")
+    def _check(self) -> "Experiment":
+        for kind, known in (("settings", tuple(self.settings)), ("methods", tuple(self.methods))):
+            for name in known:
+                if not NAME.fullmatch(name):
+                    raise ValueError(
+                        f"[{kind}] {name!r} becomes the name of a folder: "
+                        "letters, digits, '_', '.' and '-' only, and no '.' or '-' in front"
+                    )
+            for block in self.blocks:
+                for name in getattr(block, kind):
+                    if name not in known:
+                        what = kind.removesuffix("s")
+                        raise ValueError(
+                            f"[blocks] {block.name!r}: there is no {what} {name!r}.{suggestion(name, known)}"
+                        )
+        return self
+
+
+def load_experiment(path: Path) -> Experiment:
+    try:
+        return Experiment.model_validate(read_toml(path, "the experiment"))
+    except ValidationError as error:
+        raise UserError(f"{path}: {sentence(error, Experiment)}") from None

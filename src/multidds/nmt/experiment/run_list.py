@@ -1,0 +1,169 @@
+"""The runs that an experiment file stands for: each with its config, its folder and the ordinary commands that make it.
+
+All recipes are read and all configs checked before anything is started. Does not import torch.
+"""
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime
+from datetime import time as time_of_day
+from pathlib import Path
+from typing import Any, Literal
+
+from ..common.errors import UserError
+from ..config.config import NAME, Config, Section, load_config, suggestion
+from ..config.config_diff import changed_keys
+from .experiment_file import Experiment
+
+Stage = Literal["prepare", "train", "evaluate"]
+_OURS = {"train.seed": "seeds of a block", "train.threads": "key 'threads'", "data.setting": "name of the setting"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run as it should be: its config, and the ordinary commands that make it."""
+
+    setting: str
+    method: str
+    seed: int
+    recipe: Path
+    overrides: tuple[str, ...]
+    config: Config
+    folder: Path
+    log: Path
+    threads: int
+    evaluate: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}/{self.method}/seed-{self.seed}"
+
+    def arguments(self, stage: Stage) -> list[str]:
+        """Behind the word 'multidds'."""
+        if stage == "evaluate":
+            return ["evaluate", str(self.folder), "--threads", str(self.threads)]
+        where = ["--run", str(self.folder)] if stage == "train" else []
+        return [stage, str(self.recipe), *where, *(part for text in self.overrides for part in ("--set", text))]
+
+    def command(self, stage: Stage) -> str:
+        return shlex.join(["multidds", *self.arguments(stage)])
+
+
+def plan(path: Path, experiment: Experiment) -> list[Planned]:
+    """Every run of every block once, in their order. All recipes are read and all configs checked."""
+    runs: dict[tuple[str, str, int], Planned] = {}
+    for block in experiment.blocks:
+        for setting in block.settings:
+            for method in block.methods:
+                for seed in block.seeds:
+                    key = (setting, method, seed)
+                    runs[key] = runs.get(key) or _planned(path, experiment, *key)
+    _check_apart(path, list(runs.values()))
+    return list(runs.values())
+
+
+def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed: int) -> Planned:
+    recipe = (path.parent / experiment.settings[setting].recipe).resolve()
+    if recipe.is_relative_to(Path.cwd()):
+        recipe = recipe.relative_to(Path.cwd())
+    mine = f"{path}: [settings.{setting}]"
+    base = flat(experiment.settings[setting].set, mine)
+    with _naming(mine):
+        load_config(recipe, _as_overrides(base))
+    values = base | flat(experiment.methods[method].set, f"{path}: [methods.{method}]")
+    values |= {"train.seed": seed, "train.threads": experiment.threads, "data.setting": setting}
+    overrides = _as_overrides(values)
+    with _naming(f"{path}: [methods.{method}] in [settings.{setting}]"):
+        config = load_config(recipe, overrides)
+    if experiment.evaluate and config.data.test is None:
+        raise UserError(f"{mine}: {recipe} has no [data] test to evaluate on; add it, or say evaluate = false.")
+    return Planned(
+        setting=setting,
+        method=method,
+        seed=seed,
+        recipe=recipe,
+        overrides=overrides,
+        config=config,
+        folder=experiment.folder / setting / method / f"seed-{seed}",
+        log=experiment.folder / "logs" / f"{setting}.{method}.seed-{seed}.log",
+        threads=experiment.threads,
+        evaluate=experiment.evaluate,
+    )
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _check_apart(path: Path, runs: list[Planned]) -> None:
+    """One folder of data holds one set of data, and one log the lines of one run."""
+    prepared: dict[Path, Planned] = {}
+    logs: dict[Path, Planned] = {}
+    for run in runs:
+        other = prepared.setdefault(run.config.data.folder.resolve(), run)
+        if differing := [
+            key
+            for key in changed_keys(other.config, run.config)
+            if key.startswith(("data.", "vocabulary.")) and key not in ("data.folder", "data.setting")
+        ]:
+            raise UserError(
+                f"{path}: {other.name} and {run.name} share [data] folder = {str(run.config.data.folder)!r}, "
+                f"but not {', '.join(differing)}; give one of them another folder."
+            )
+        if (other := logs.setdefault(run.log, run)) is not run:
+            raise UserError(f"{path}: {other.name} and {run.name} would share {run.log}; rename a setting or method.")
+
+
+def flat(table: dict[str, Any], where: str, section: type[Section] = Config, before: str = "") -> dict[str, Any]:
+    """Nested overrides as {section.key: value}. A table that is the value of a key, such as weights, stays whole."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        key = before + name
+        if not NAME.fullmatch(name) or "." in name:
+            raise UserError(f"{where}: set: {name!r} is not the name of a section or key.")
+        if key in _OURS:
+            raise UserError(f"{where}: set: {key} is set by the {_OURS[key]}; leave it out.")
+        known = section.model_fields.get(name)
+        inner = known.annotation if known else None
+        if isinstance(inner, type) and issubclass(inner, Section) and isinstance(value, dict):
+            found |= flat(value, where, inner, key + ".")
+        elif not before and (known or not isinstance(value, dict)):
+            raise UserError(f"{where}: set: {name!r} must be a table of keys, but it is {toml_literal(value)}.")
+        elif not before:
+            raise UserError(
+                f"{where}: set: there is no section {name!r}.{suggestion(name, tuple(Config.model_fields))}"
+            )
+        else:
+            found[key] = value
+    return found
+
+
+def _as_overrides(values: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key}={toml_literal(value)}" for key, value in values.items())
+
+
+def toml_literal(value: Any) -> str:
+    """A value as TOML writes it, on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it, TOML forbids it
+    if isinstance(value, datetime | date | time_of_day):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_literal, value))}]"
+    if isinstance(value, dict):
+        bare = re.compile(r"[A-Za-z0-9_-]+")
+        keys = {key: key if bare.fullmatch(key) else toml_literal(key) for key in value}
+        return "{" + ", ".join(f"{keys[key]} = {toml_literal(inner)}" for key, inner in value.items()) + "}"
+    raise TypeError(f"TOML has no {type(value).__name__}")

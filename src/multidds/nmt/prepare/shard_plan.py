@@ -1,0 +1,64 @@
+"""Which lines go into which shard. Pure: it depends on the text alone, not on who encodes it.
+
+The lines of all language pairs of a split stand in a row, in the order of the pairs, and are cut into shards of equal
+numbers of lines. So ten thousand small pairs are a few files, and one large pair is many.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..config.config import Pair
+from .text_files import Place
+
+SMALLEST, LARGEST = 1 << 13, 1 << 17  # lines of a shard: some work for every process; little is lost by a fault
+SHARDS = 64  # wanted in a split: processes have enough to share, and all can be open at once
+
+
+@dataclass(frozen=True)
+class Span:
+    """Lines start + 1 to stop of a language pair, and where its files can be entered."""
+
+    pair: Pair
+    start: int
+    stop: int
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the training or dev sets: spans of one or more language pairs."""
+
+    split: str
+    number: int
+    spans: tuple[Span, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.number:05}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.bin"
+
+
+def lines_per_shard(lines: int) -> int:
+    """Of a split with so many."""
+    return min(LARGEST, max(SMALLEST, -(-lines // SHARDS)))
+
+
+def cut(lines: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]:
+    """For each shard of `size` lines its (number of the pair, start, stop), where pairs have so many lines each."""
+    shard: list[tuple[int, int, int]] = []
+    room = size
+    for number, there in enumerate(lines):
+        start = 0
+        while start < there:
+            stop = min(there, start + room)
+            shard.append((number, start, stop))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield shard
+                shard, room = [], size
+    if shard:
+        yield shard

@@ -1,0 +1,117 @@
+"""Tokens: special ones, language tags, and where the sentencepiece models and the vocabularies of a folder are.
+
+vocabulary.json holds the digests of the models beside it. Imports neither torch nor numpy, so that translation starts
+at once, and sentencepiece only where a model is read.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common.checksummed import read_sealed, sealed, sha256
+from ..common.errors import DamagedError, UserError
+from ..common.escaping import file_name
+from ..config.config import VOCABULARY, Config
+
+if TYPE_CHECKING:
+    import sentencepiece
+
+SPECIALS = ("<unk>", "<s>", "</s>")
+UNKNOWN, BEGIN, END = range(3)
+JOINT = "joint"
+FILE = "vocabulary.json"
+_REMEDY = "run 'multidds prepare' again where the data is; in a run, copy the file from there."
+
+
+def tag_of(language: str) -> str:
+    """The token that says, at the head of a source sentence, which language is wanted."""
+    return f"<2{language}>"
+
+
+def models_of(config: Config) -> list[str]:
+    """The names of the sentencepiece models: one per language, or one for all."""
+    if config.vocabulary.kind == "joint":
+        return [JOINT]
+    return list(dict.fromkeys([*config.data.sources, *config.data.targets]))
+
+
+def model_of(config: Config, language: str) -> str:
+    return JOINT if config.vocabulary.kind == "joint" else language
+
+
+def model_file(name: str) -> str:
+    """The file of a sentencepiece model, by its name in `models_of`."""
+    return f"{file_name(name)}.spm.model"
+
+
+def load_model(
+    folder: Path, name: str, digests: Mapping[str, str] | None = None
+) -> "sentencepiece.SentencePieceProcessor":
+    """A sentencepiece model of a folder. `digests`: of the files there; by default those in its vocabulary.json."""
+    import sentencepiece
+
+    path = folder / model_file(name)
+    digests = model_digests(folder) if digests is None else digests
+    content = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(content).hexdigest() != digests.get(path.name):
+        raise DamagedError(f"{path}: is damaged or missing (its checksum does not fit); {_REMEDY}")
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError:
+        raise DamagedError(f"{path}: is no sentencepiece model; {_REMEDY}") from None
+
+
+def pieces_of(model: "sentencepiece.SentencePieceProcessor") -> list[str]:
+    """The pieces of a model, by number."""
+    result: list[str] = model.id_to_piece(list(range(model.get_piece_size())))
+    return result
+
+
+def kept_folder(config: Config) -> Path | None:
+    """Where the vocabulary is that a config keeps: in prepared data, or in a run; None where it keeps none."""
+    if not config.vocabulary.keep:
+        return None
+    folder = Path(config.vocabulary.keep)
+    return folder / VOCABULARY if (folder / VOCABULARY / FILE).exists() else folder
+
+
+def kept_models(config: Config) -> list[str]:
+    """The files of the sentencepiece models that a config keeps. A UserError where it cannot keep them."""
+    folder = kept_folder(config)
+    if folder is None:
+        return []
+    where = f"[vocabulary] keep = {config.vocabulary.keep!r}"
+    if not (folder / FILE).exists():
+        raise UserError(f"{where}: there is no {FILE}; give a folder of prepared data, or a run.")
+    files, one = list(model_digests(folder)), model_file(JOINT)
+    joint = config.vocabulary.kind == "joint"
+    if one not in files if joint else (files == [one] and JOINT not in models_of(config)):
+        there = "a model per language" if joint else "one model for all languages"
+        raise UserError(f"{where}: has {there}, but [vocabulary] kind = {config.vocabulary.kind!r}.")
+    return files
+
+
+def write_vocabulary(folder: Path, tokens: Mapping[str, Sequence[str]], models: Sequence[str]) -> None:
+    """vocabulary.json, beside the sentencepiece models in these files."""
+    digests = {file: sha256(folder / file) for file in models}
+    (folder / FILE).write_bytes(sealed({"tokens": tokens, "models": digests}))
+
+
+def load_vocabulary(folder: Path) -> dict[str, list[str]]:
+    """{"source" and "target": tokens by number}."""
+    tokens: dict[str, list[str]] = _read(folder)["tokens"]
+    return tokens
+
+
+def model_digests(folder: Path) -> dict[str, str]:
+    """Of the sentencepiece models beside vocabulary.json, by file."""
+    digests: dict[str, str] = _read(folder)["models"]
+    return digests
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        return read_sealed(folder / FILE, _REMEDY)
+    except FileNotFoundError:
+        raise DamagedError(f"{folder / FILE}: is missing; {_REMEDY}") from None

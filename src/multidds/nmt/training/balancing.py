@@ -1,0 +1,136 @@
+"""The balancer of a training, made from its config, and its updates as records."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture, Scorer, Update, rewards
+
+from ..batches.batch import Batch
+from ..batches.mixed import MixedSentences, sentence_losses, sentences_of
+from ..batches.probe_batches import probe_batches
+from ..batches.sentences import Sentences
+from ..common.errors import UserError
+from ..common.processes import Processes
+from ..config.config import Config, MixtureSettings
+from ..runs.records import AlignmentFacts, Updated
+from .dev_objectives import OBJECTIVES
+from .length import UPDATES, in_parts, part_budget, probe_shape
+from .start_mixture import constant_rewards
+
+Reward = Callable[[Alignment, Tensor], Tensor]
+
+
+def make_balancer(
+    config: Config,
+    mixture: Mixture,
+    model: nn.Module,
+    loss: Callable[[nn.Module, list[Batch]], Tensor],
+    train: Mapping[str, Sentences],
+    dev: Mapping[str, Sentences],
+    priority: str | dict[str, float],
+) -> Balancer | None:
+    """None where the mixture is static. loss: per token, of a probe batch in parts.
+
+    Of very many pairs, where the budget buys too few updates that look at all of them, each looks at a part.
+    """
+    settings = config.mixture
+    if settings.method == "static":
+        return None
+    batches, tokens = probe_shape(settings)
+    pace: dict[str, Any] = {"every": settings.every, "total_batches": batches, "sketch": settings.sketch or None}
+    reward, size = _rewards(settings.method), 0
+    if in_parts(config):
+        pace = {
+            "steps": UPDATES * settings.every,
+            "budget": part_budget(settings, config.train.tokens / Processes().size),
+        }
+        if settings.method in ("anchored", "shuffled"):  # by slopes
+            reward, size, tokens = None, sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
+            pace["losses"] = sentence_losses(config)
+
+    def source(data: Sentences) -> Any:
+        return MixedSentences(data, tokens, size) if size else probe_batches(data, tokens)
+
+    try:
+        return Balancer(
+            mixture,
+            model,
+            loss,
+            train={name: source(train[other]) for name, other in _probed(config).items()},
+            dev={name: source(data) for name, data in dev.items()},
+            **pace,
+            dev_loss=None if settings.objective == "loss" else OBJECTIVES[settings.objective],
+            reward=reward,
+            priority=priority,
+            scorer=_rule(settings),
+            step_ahead=settings.step_ahead or None,
+            decay=settings.decay,
+            seed=config.train.seed,
+        )
+    except ValueError as error:
+        raise UserError(f"[mixture] {error}") from None
+
+
+def _probed(config: Config) -> dict[str, str]:
+    """{dataset: the one whose gradients it is rewarded for}: itself, but for the control that shuffles them."""
+    names = list(config.data.names)
+    if config.mixture.method != "shuffled":
+        return {name: name for name in names}
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(config.train.seed)).tolist()
+    return {names[i]: names[j] for i, j in zip(order, [*order[1:], order[0]], strict=True)}  # nobody its own
+
+
+def _rewards(method: str) -> str | Reward | None:
+    others: dict[str, Reward] = {
+        "constant": constant_rewards, "doge": rewards.inner_products, "odm": rewards.training_losses,
+    }  # fmt: skip
+    return "multidds-s" if method in ("anchored", "shuffled") else others.get(method, method)
+
+
+def _rule(settings: MixtureSettings) -> Scorer | Anchored | Exponentiated | Exp3:
+    if settings.method in ("anchored", "shuffled"):
+        return Anchored(strength=settings.strength)
+    if settings.method == "doge":
+        return Exponentiated()
+    if settings.method == "odm":
+        return Exp3()
+    optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    scorer = settings.scorer
+    return Scorer(
+        lr=scorer.lr,
+        optimizer=optimizers[scorer.optimizer],
+        inner_steps=scorer.inner_steps,
+        rule=scorer.rule,
+        floor=scorer.floor,
+    )
+
+
+def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated:
+    aligned = None
+    if (table := update.alignment) is not None:
+        weights = torch.tensor([update.weights[name] for name in table.dev_names], dtype=torch.float64)
+        both = {"multidds": rewards.multidds(table, weights), "multidds-s": rewards.multidds_s(table, weights)}
+        aligned = AlignmentFacts(
+            rewards={key: dict(zip(table.train_names, r.tolist(), strict=True)) for key, r in both.items()},
+            cosines=[[round(c, 5) for c in row] for row in table.cosines().tolist()],
+            train_norms=table.train_norms.tolist(),
+            dev_norms=table.dev_norms.tolist(),
+        )
+    groups: dict[str, Any] = {**update.groups(), "passes": passes}
+    notes = list(update.notes)
+    return Updated(
+        step=step,
+        **groups,
+        signal=None if math.isnan(update.signal) else update.signal,
+        drift=update.drift,
+        learned=update.learned,
+        unlearned=update.unlearned,
+        skipped=update.skipped,
+        notes=notes,
+        seconds=update.seconds,
+        alignment=aligned,
+    )

@@ -1,0 +1,52 @@
+"""The mixture that a training starts from, by its config; schedules that move it, and the control that only drifts."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from multidds import Alignment, Mixture, Schedule
+
+from ..batches.sentences import Sentences
+from ..config.config import Config
+from .length import planned_sentences, planned_steps
+
+
+def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Sentences]) -> Mixture:
+    settings = config.mixture
+    if settings.prior == "explicit":
+        total = math.fsum(settings.probabilities.values())
+        return Mixture({name: settings.probabilities[name] / total for name in sizes})
+    if settings.prior == "temperature":
+        return Mixture.temperature(sizes, settings.temperature)
+    if settings.prior == "uniform":
+        return Mixture.uniform(sizes)
+    if settings.prior == "unimax":
+        return Mixture.unimax(sizes, planned_sentences(config, data), settings.max_passes)
+    if settings.prior == "planned":
+        weights = None
+        if isinstance(settings.priority, dict) and not settings.switch_epoch:
+            weights = {name: settings.priority.get(name, 0.0) for name in sizes}
+        return Mixture.planned(sizes, planned_sentences(config, data), weights, settings.transfer)
+    return Mixture.proportional(sizes)
+
+
+def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Schedule | None:
+    """What moves the mixture without learning; None where nothing does."""
+    kind = config.mixture.schedule
+    if kind == "none":
+        return None
+    sizes = {name: len(sentences) for name, sentences in data.items()}
+    proportional, five = Mixture.proportional(sizes), Mixture.temperature(sizes, 5)
+    points: dict[str, list[tuple[float, Mixture]]] = {
+        "proportional-to-uniform": [(0.0, proportional), (0.5, Mixture.uniform(sizes))],
+        "cooldown": [(0.0, five), (0.5, five), (0.5, proportional)],
+        "reverse-cooldown": [(0.0, proportional), (0.5, proportional), (0.5, five)],
+    }
+    return Schedule(mixture, points[kind], steps=max(1, round(planned_steps(config, data))))
+
+
+def constant_rewards(alignment: Alignment, weights: Tensor) -> Tensor:
+    """The control: what of a gain is only the drift from the prior towards uniform?"""
+    return torch.ones(len(alignment.train_names))

@@ -1,0 +1,379 @@
+"""Gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state.
+
+`Prober` takes single gradients; `probe` takes all of them and returns the table. In which order they are taken is
+`sweep`'s, what to probe when, and what to do with a reward, the balancer's.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from .._base.checks import check_step_ahead
+from .._base.randomness import derive, preserved, seed_all
+from .._base.ranks import Replicas
+from ..gradients.parallel_models import Listener, layout_of, parameters_of, resharded, set_aside, unwrapped
+from ..gradients.vectors import Gradient, added, wide
+from .alignment import Alignment
+from .alignment_table import Table, sketcher_of
+from .sweep import Losses, Taken, sweep
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of all replicas
+
+
+_KINDS = {"train": "dataset", "dev": "dev set"}  # by role
+
+
+class Prober:
+    """Takes gradients of one model's loss. All work happens inside `with prober.invisible():`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        params: Iterable[Tensor] | None,
+        mode: str,
+        seed: int,
+        owner: str,
+        dev_loss: Loss | None = None,
+    ) -> None:
+        if mode not in ("train", "eval"):
+            raise ValueError(f"{owner}: mode must be 'train' or 'eval', but it is {mode!r}.")
+        self.model, self._group = unwrapped(model, owner)
+        self._loss, self._dev_loss, self._mode, self.seed = loss, dev_loss or loss, mode, seed
+        self._chosen = None if params is None else set(params)
+        self._owner = owner
+        self.meet_parameters()
+
+    def meet_parameters(self) -> None:
+        """Take the trainable parameters, or those of them that were chosen, as they are now."""
+        trainable, chosen = self._trainable(), self._chosen
+        if chosen is not None:
+            if chosen - set(parameters_of(self.model).values()):
+                raise ValueError(f"{self._owner}: params must be parameters of the model, but some are not.")
+            trainable = {p: name for p, name in trainable.items() if p in chosen}
+        if not trainable:
+            where = "." if chosen is None else " in params."
+            raise ValueError(f"{self._owner}: the model has no trainable parameters{where}")
+        self.params, self.names = list(trainable), list(trainable.values())
+        self._refuse_hooks()
+        self.layout, group = layout_of(self.model, self.params, self.names, self._owner)
+        self._group = group if self.layout.sharded else self._group
+        self.replicas = Replicas(self.params[0].device, self._group)
+
+    def _trainable(self) -> dict[Tensor, str]:
+        return {p: name for name, p in parameters_of(self.model).items() if p.requires_grad}
+
+    def _refuse_hooks(self) -> None:
+        for p, name in zip(self.params, self.names, strict=True):
+            if p._post_accumulate_grad_hooks:  # such a hook steps the optimizer or moves the gradient away
+                raise ValueError(
+                    f"{self._owner}: the parameter {name!r} has a post-accumulate-grad hook; probes would set it off."
+                )
+
+    def refuse_narrow_steps(self) -> None:
+        """theta - eta t rounds back to theta where theta has eight bits."""
+        for p, name in zip(self.params, self.names, strict=True):
+            if wide(p.dtype) != p.dtype:
+                raise ValueError(f"{self._owner}: step_ahead is lost in rounding: the parameter {name!r} is {p.dtype}.")
+
+    @property
+    def vector_bytes(self) -> int:
+        """The memory of one parameter-sized vector, or of what this rank holds of it."""
+        return sum(self.layout.local(p).numel() * wide(p.dtype).itemsize for p in self.params)
+
+    @property
+    def knows_the_parameters(self) -> bool:
+        """False where some were replaced or unfrozen since its construction."""
+        replaced = set(self.params) - set(parameters_of(self.model).values())
+        return not replaced and (self._chosen is not None or not set(self._trainable()) - set(self.params))
+
+    @contextmanager
+    def invisible(self) -> Iterator[None]:
+        """Around all probes of an update: gradients, buffers, flags and random states are afterwards what they were."""
+        with set_aside(self.model):
+            self._refuse_hooks()
+            if not self.knows_the_parameters:
+                raise ValueError(
+                    f"{self._owner}: parameters were replaced or unfrozen since its construction; make a new one."
+                )
+            self.replicas = Replicas(self.params[0].device, self._group)
+            self._devices = sorted({t.device for t in [*self.model.parameters(), *self.model.buffers()]}, key=str)
+            with self._put_back(), preserved(self._devices), torch.inference_mode(False), torch.enable_grad():
+                yield
+
+    @contextmanager
+    def _put_back(self) -> Iterator[None]:
+        grads = self._grads = [(p, p.grad) for p in self.model.parameters()]
+        flags = _flags(self.model)
+        self._buffers = [
+            (module, [(name, b, None if b is None else b.clone()) for name, b in module._buffers.items()])
+            for module in self.model.modules()
+        ]
+        try:
+            self._clear()
+            if self._mode == "eval":
+                self.model.eval()
+            elif not self.model.training:  # a model in training may keep parts of it in eval mode: leave those
+                self.model.train()
+            yield
+        finally:
+            resharded(self.model)
+            _set_flags(flags)
+            for p, grad in grads:
+                p.grad = grad
+            self._restore_buffers()
+            del self._buffers, self._grads
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """In the block this process takes gradients without the other replicas, and all batches of each."""
+        together, self.replicas = self.replicas, Replicas.alone(self.params[0].device)
+        try:
+            yield
+        finally:
+            self.replicas = together
+
+    def numbers(self, total: int) -> range:
+        """Which of `total` batches, numbered over all replicas, this replica takes."""
+        rank, size = self.replicas.rank, self.replicas.size
+        return range(rank * total // size, (rank + 1) * total // size)
+
+    def gradient(
+        self,
+        key: tuple[str, str, int],
+        batches: Iterable[Numbered],
+        total: int,
+        after_each: Callable[[int, Gradient], None] | None = None,
+        of: Loss | None = None,
+    ) -> tuple[Gradient, float]:
+        """The gradient of the mean loss over the `total` batches of all replicas, and that loss.
+
+        batches: those of this replica, with their numbers. `key` is (role, name, number of the update): with the number
+        of the batch it seeds what is random in the forward pass. `after_each` sees the number of each batch, and what
+        this replica's batches up to it add to the mean; of a sharded model, whose gradients are the means over all
+        replicas, the number among this replica's. `of`: another loss than that of the role.
+        """
+        of = of or (self._dev_loss if key[0] == "dev" else self._loss)
+        narrow = any(wide(p.dtype) != p.dtype for p in self.params)
+        total_gradient, losses, sharded = None, [], self.layout.sharded
+        count = total / self.replicas.size
+        # With `inputs` reentrant checkpointing does not work, so only where it is needed. FSDP2 has others.
+        inputs = None if self._chosen is None or sharded else self.params
+        with self._failing_together():
+            for place, (j, batch) in enumerate(self._drawn(batches)):
+                with self._seeded(key, j):
+                    loss = self._checked_loss(key, batch, of)
+                    torch.autograd.backward(loss / count, inputs=inputs)
+                losses.append(loss.detach())
+                if narrow and total > 1:  # float32 sums: .grad itself would round
+                    total_gradient = added(total_gradient, self._taken())
+                if after_each is not None:
+                    after_each(place if sharded else j, self._held() if total_gradient is None else total_gradient)
+        gradient = total_gradient if total_gradient is not None else self._taken()
+        if self.replicas.size > 1 and not sharded:
+            gradient = [
+                torch.zeros_like(p, dtype=wide(p.dtype)) if g is None else g.to(wide(p.dtype))
+                for p, g in zip(self.params, gradient, strict=True)
+            ]
+            self.replicas.average(g for g in gradient if g is not None)
+        return gradient, self._mean(losses, count)
+
+    def loss(self, key: tuple[str, str, int], batches: Iterable[Numbered], total: int) -> float:
+        """The mean loss over the `total` batches of all replicas: forward only, in eval mode."""
+        losses, flags = [], _flags(self.model)
+        with self._failing_together(), torch.no_grad():
+            self.model.eval()
+            for j, batch in self._drawn(batches):
+                with self._seeded(key, j):
+                    losses.append(self._checked_loss(key, batch, self._loss))
+        _set_flags(flags)
+        return self._mean(losses, total / self.replicas.size)
+
+    def talks(self, role: str, name: str, batch: Any) -> bool:
+        """Whether the loss of a batch needs other processes than this one. One forward pass."""
+        key = (role, name, 0)
+        listener = Listener()
+        with self._seeded(key, 0), listener:
+            self._checked_loss(key, batch, self._dev_loss if role == "dev" else self._loss)
+        return listener.heard
+
+    def combine(self, sketches: Iterable[Tensor]) -> None:
+        """Make sketches of what this rank has found of a gradient those of the whole mean gradient, in place."""
+        if not self.layout.sharded:
+            self.replicas.average(sketches)
+            return
+        for sketch in sketches:
+            self.layout.total(sketch)
+
+    def forward(
+        self, key: tuple[str, str, int], batch: Any, function: Callable[[Any, Any], Tensor], number: int | None = None
+    ) -> Tensor:
+        """function(model, batch) without gradients; the same key, the same random numbers on this replica, or for the
+        batch of this number on any.
+        """
+        with self._seeded(key, self.replicas.rank if number is None else number), torch.no_grad():
+            return function(self.model, batch)
+
+    @contextmanager
+    def moved(self, gradient: Gradient, step: float) -> Iterator[None]:
+        """At theta' = theta - step * gradient: one step of plain gradient descent ahead, then back, bit for bit."""
+        resharded(self.model)
+        # Through .data: the version counters, which autograd checks, do not change either.
+        here = [self.layout.local(p.data).data for p in self.params]
+        saved = [p.clone() for p in here]
+        try:
+            for p, g in zip(here, gradient, strict=True):
+                if g is not None:
+                    p.sub_(g.to(p.dtype), alpha=step)
+            torch.clear_autocast_cache()
+            yield
+        finally:
+            resharded(self.model)  # what is gathered now is of the other parameters
+            for p, value in zip(here, saved, strict=True):
+                p.copy_(value)
+            torch.clear_autocast_cache()
+
+    def _failing_together(self) -> AbstractContextManager[None]:
+        """Passes of a sharded model wait for each other, so that nobody would hear of an error in one: see `_drawn`."""
+        return nullcontext() if self.layout.sharded else self.replicas.failing_together()
+
+    def _drawn(self, batches: Iterable[Numbered]) -> Iterator[Numbered]:
+        """Where the passes themselves need all ranks, a batch that cannot be drawn is an error on all before them."""
+        if not self.layout.sharded:
+            yield from batches
+            return
+        iterator = iter(batches)
+        while True:
+            with self.replicas.failing_together():
+                numbered = next(iterator, None)
+            if numbered is None:
+                return
+            yield numbered
+
+    @contextmanager
+    def _seeded(self, key: tuple[str, str, int], j: int) -> Iterator[None]:
+        """One pass: random numbers from (seed, role, name, update, batch), buffers put back behind it."""
+        seed_all(derive(self.seed, "pass", *key, j), self._devices)
+        yield
+        self._restore_buffers()  # so that no probe can change what the next one sees
+
+    def _checked_loss(self, key: tuple[str, str, int], batch: Any, of: Loss) -> Tensor:
+        role, name, _ = key
+        try:
+            loss = of(self.model, batch)
+        except Exception as error:
+            error.add_note(f"{self._owner}: raised by the loss of a probe batch of {_KINDS[role]} {name!r}.")
+            raise
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(
+                f"{self._owner}: loss(model, batch) must return a scalar tensor, got {got} for {role} {name!r}."
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise ValueError(f"{self._owner}: the loss of {role} {name!r} does not depend on any trainable parameter.")
+        return loss.reshape(())
+
+    def _mean(self, losses: list[Tensor], count: float) -> float:
+        """count: of the losses of a replica, in the mean over all replicas."""
+        values: list[float] = torch.stack(losses).tolist() if losses else []
+        return self.replicas.mean(sum(values) / count)
+
+    def _held(self) -> Gradient:
+        """What this rank holds of what backward left in .grad."""
+        return [None if p.grad is None else self.layout.local(p.grad) for p in self.params]
+
+    def _taken(self) -> Gradient:
+        """The same, and .grad is then None again."""
+        gradient = [g.to_dense() if g is not None and g.is_sparse else g for g in self._held()]
+        self._clear()
+        return gradient
+
+    def _clear(self) -> None:
+        for p, _ in self._grads:  # a model of FSDP2 may have others after a pass, which are gathered
+            p.grad = None
+
+    def _restore_buffers(self) -> None:
+        for module, buffers in self._buffers:
+            module._buffers.clear()  # also of buffers that a forward pass has added
+            for name, buffer, value in buffers:
+                if buffer is not None and value is not None and not _overlaps(buffer):
+                    buffer.data.copy_(value)
+                module._buffers[name] = buffer
+
+
+def probe(
+    model: nn.Module,
+    loss: Loss,
+    train_batches: Mapping[str, Sequence[Any]],
+    dev_batches: Mapping[str, Sequence[Any]],
+    step_ahead: float | None = None,
+    sketch: int | str | None = None,
+    *,
+    mode: str = "train",
+    params: Iterable[Tensor] | None = None,
+    seed: int = 0,
+) -> Alignment:
+    """The whole table of inner products between datasets and dev sets, at the current parameters.
+
+    model, loss: loss(model, batch) is the mean loss of a batch, a scalar tensor.
+    train_batches, dev_batches: {name: [batch, ...]}; a gradient is that of the mean loss over the batches of a name.
+    step_ahead: a step size, for dev gradients one step of gradient descent ahead on each dataset; None: no step.
+    sketch: None: exact, with K + 1 gradients in memory; or a number of buckets (2**16: cosines to 0.004).
+    mode: "train" or "eval": whether dropout and similar layers are active.
+    params: the parameters whose gradients count; by default all trainable ones.
+    seed: for everything random in the passes.
+
+    It costs n + K forward and backward passes per batch (n + n * K with step-ahead) and leaves no trace in the model.
+    Under torch.distributed every rank brings the same number of batches, and gradients are averaged over ranks. A model
+    sharded by fully_shard (FSDP2) stays sharded: every rank holds its shards of the gradients.
+    """
+    check_step_ahead("probe", step_ahead)
+    prober = Prober(model, loss, params, mode, seed, owner="probe")
+    if step_ahead is not None:
+        prober.refuse_narrow_steps()
+    _check_batches({"train": train_batches, "dev": dev_batches}, prober.replicas)
+    table = Table(prober.params, prober.names, prober.layout, sketcher_of(sketch), step_ahead is not None)
+    losses = Losses(looks=1 if step_ahead is None else len(train_batches))
+
+    def taken(role: str, sets: Mapping[str, Sequence[Any]]) -> dict[str, Taken]:
+        totals = {name: len(batches) * prober.replicas.size for name, batches in sets.items()}
+        numbered = {name: list(zip(prober.numbers(totals[name]), sets[name], strict=True)) for name in sets}
+        return {name: partial(prober.gradient, (role, name, 0), numbered[name], totals[name]) for name in sets}
+
+    with prober.invisible():
+        ahead = None if step_ahead is None else partial(prober.moved, step=step_ahead)
+        dev, train = taken("dev", dev_batches), taken("train", train_batches)
+        sweep(dev, train, [losses, table], layout=prober.layout, ahead=ahead)
+    return table.alignment(losses, list(train_batches))
+
+
+def _check_batches(given: Mapping[str, Mapping[str, Sequence[Any]]], replicas: Replicas) -> None:
+    with replicas.failing_together():
+        for role, sets in given.items():
+            if not sets:
+                raise ValueError(f"probe: {role}_batches is empty.")
+            for name, batches in sets.items():
+                if not isinstance(batches, Sequence) or not batches:
+                    raise ValueError(f"probe: {role} {name!r} must be a list with at least one batch.")
+    counts = [(role, name, len(batches)) for role, sets in given.items() for name, batches in sets.items()]
+    if any(other != counts for other in replicas.gathered(counts)):
+        raise ValueError("probe: the ranks have different names, or other numbers of batches.")
+
+
+def _flags(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    return [(module, module.training) for module in model.modules()]
+
+
+def _set_flags(flags: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in flags:
+        module.training = training
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Expanded memory: cannot be written in place, by anyone."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

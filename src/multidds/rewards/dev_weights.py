@@ -1,0 +1,104 @@
+"""How much each dev set counts at a given moment: the priority, and the losses that it may rank the dev sets by.
+
+The losses are those of the last full validation, where the caller has given them, and else of a pass that the owner
+makes. `priorities` has the arithmetic; which gradients the weights then multiply is the owner's.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .._base.checks import by_name, check_names, check_state, is_number
+from .._base.ranks import Replicas
+from . import priorities
+
+
+class DevWeights:
+    """The priority of named dev sets. owner: opens the error messages."""
+
+    def __init__(self, owner: str, names: Iterable[str]) -> None:
+        self._owner, self.names = owner, tuple(names)
+        self._priority: priorities.Priority = "regular"
+        self._losses: dict[str, float] | None = None
+
+    @property
+    def priority(self) -> priorities.Priority:
+        return self._priority
+
+    @priority.setter
+    def priority(self, priority: priorities.Priority) -> None:
+        priorities.check(priority, self.names)
+        self._priority = dict(priority) if isinstance(priority, Mapping) else priority
+
+    @property
+    def losses(self) -> dict[str, float] | None:
+        """Of the last full validation, by which priorities rank; None: by a pass over the dev sets."""
+        return self._losses
+
+    @losses.setter
+    def losses(self, losses: Mapping[str, float] | None) -> None:
+        if losses is not None:
+            where = f"{self._owner}.dev_losses"
+            check_names(where, self.names, losses)
+            if bad := [name for name in losses if not math.isfinite(losses[name])]:
+                raise ValueError(f"{where}: losses must be finite, but {bad[0]!r} is {losses[bad[0]]}.")
+        self._losses = None if losses is None else {name: float(losses[name]) for name in self.names}
+
+    @property
+    def ranks_by_probe(self) -> bool:
+        return priorities.needs_losses(self._priority) and self._losses is None
+
+    def ranking(self, measured: Callable[[str], float]) -> dict[str, float]:
+        """The losses to rank by. measured: name -> loss of a pass over a dev set, where one is needed."""
+        if not self.ranks_by_probe:
+            return self._losses or dict.fromkeys(self.names, 0.0)
+        return {name: measured(name) for name in self.names}
+
+    def weights(self, ranking: Mapping[str, float], replicas: Replicas) -> dict[str, float]:
+        """The same bits on every rank; where a loss is not finite, and nothing will be learned, equal ones."""
+        finite = all(map(math.isfinite, ranking.values()))
+        with replicas.failing_together():
+            weights = priorities.weights_of(self._priority if finite else "regular", ranking)
+        weights = replicas.gathered(weights)[0]
+        return {name: weights[name] for name in self.names}
+
+    def agreed(self) -> dict[str, Any]:
+        """{what: value} that must be the same on every rank."""
+        return {
+            "dev sets, or another order of them": self.names,
+            "priorities": "a function" if callable(self._priority) else self._priority,
+            "dev_losses (set them on every rank)": self._losses,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"priority": None if callable(self._priority) else self._priority, "dev_losses": self._losses}
+
+    def carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What a state says of other dev sets, as far as it holds for these: weights of dev sets that have changed are
+        those given at construction, and a new one has no loss of a validation yet.
+        """
+        priority, losses = state["priority"], state["dev_losses"]
+        if isinstance(priority, Mapping) and not set(priority) <= set(self.names):
+            priority = self.state_dict()["priority"]
+        if losses is not None:
+            known = all(name in losses for name in self.names)
+            losses = {name: losses[name] for name in self.names} if known else None
+        return {"priority": priority, "dev_losses": losses}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state that `load_state_dict` could not go on from."""
+        check_state(
+            self._owner, state, dev_losses=lambda value: value is None or by_name(is_number)(value),
+            priority=lambda value: value is None or isinstance(value, str) or by_name(is_number)(value),
+        )  # fmt: skip
+        if state["priority"] is None and not callable(self._priority):
+            raise ValueError(f"{self._owner}: the priority of the state was a function; give it at construction again.")
+        if state["priority"] is not None:
+            priorities.check(state["priority"], self.names)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Where the state does not fit, an error, and nothing has changed."""
+        self.check_state(state)
+        self.losses = state["dev_losses"]
+        if state["priority"] is not None:
+            self.priority = state["priority"]

@@ -1,0 +1,42 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multidds._base.randomness import derive, preserved, random_states, set_random_states
+
+CPU = torch.device("cpu")
+
+
+def numbers():
+    return [random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(3).tolist()]
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 3])  # odd: half a pair of normal numbers is kept back
+def test_random_states_are_put_back_bit_for_bit(drawn, tmp_path):
+    with preserved():
+        for _ in range(drawn):
+            numbers()
+        torch.save(random_states(CPU), tmp_path / "states.pt")
+        expected = [numbers() for _ in range(3)]
+        set_random_states(CPU, torch.load(tmp_path / "states.pt", weights_only=True))
+        assert [numbers() for _ in range(3)] == expected
+
+
+def test_random_states_are_flat_tensors_for_any_checkpoint():
+    assert all(isinstance(state, torch.Tensor) for state in random_states(CPU).values())
+
+
+@given(st.lists(st.text(st.characters()), min_size=1, max_size=3), st.lists(st.text(st.characters()), max_size=3))
+def test_different_keys_have_different_seeds(one, other):
+    assert (derive(*one) == derive(*other)) == (one == other)
+
+
+def test_seeds_of_keys_tell_apart_what_a_separator_would_join():
+    assert derive("a\x1fstr:b") != derive("a", "b")
+    assert derive("a\\sb") != derive("a\x1fb")
+    assert derive(1) != derive("1")
+    assert derive("\ud800") != derive("?")

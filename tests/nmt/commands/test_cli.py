@@ -1,0 +1,108 @@
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, multidds
+
+from multidds.nmt.common.escaping import printable
+
+RECIPE = ROOT / "recipes" / "tiny.toml"
+
+
+def test_help_shows_the_commands_and_imports_no_torch():
+    code = (
+        "import sys; sys.argv = ['multidds', '--help']; from multidds.__main__ import main\n"
+        "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for command in ("prepare", "train", "translate", "evaluate"):
+        assert command in out
+    assert out.strip().endswith("False")
+
+
+def test_translating_imports_neither_torch_nor_numpy(tiny):
+    """What makes it start at once, with a model that is converted already."""
+    code = (
+        "import sys; sys.argv = ['multidds', 'translate', 'runs/tiny', '--from', 'shift']\n"
+        "from multidds.__main__ import main\n"
+        "try: main()\nexcept SystemExit: pass\nprint(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tiny, input="b", capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_without_the_extra_the_command_is_one_line():
+    code = (
+        "import sys, importlib.util as u; real = u.find_spec\n"
+        "import multidds.__main__ as m; m.find_spec = lambda name: None if name == 'typer' else real(name)\n"
+        "m.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "The command line needs the translation extra: pip install 'multidds[nmt]'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "no.toml"], "multidds: no.toml: there is no such file."),
+        (["train", RECIPE, "--run", "r", "--set", "train.max_step=1"], "Did you mean 'max_steps'?"),
+        (["train", RECIPE, "--run", "r", "--set", "data.folder=nothing"], "nothing: nothing is prepared there; run"),
+        (["prepare", RECIPE, "--set", "data.folder=."], "is the current folder"),
+        (["evaluate", "nothing"], "multidds: nothing: is not a run"),
+        (
+            ["prepare", RECIPE, "--set", "data.folder=\x1b[31mred", "--set", "data.train=x{lang}"],
+            "there is no such file",
+        ),
+        (
+            ["prepare", RECIPE, "--set", "data.train=\x1b[31m[bold]{lang}"],
+            "\\x1b[31m[bold]base: there is no such file.",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(corpus, arguments, message):
+    done = multidds(*arguments, cwd=corpus, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_control_characters_come_out_as_text():
+    assert printable("a\x1b[31mb\r\n\u202e") == "a\\x1b[31mb\\r\\n\\u202e"
+    assert printable("Sağ ol [bold]") == "Sağ ol [bold]"
+
+
+@pytest.mark.slow
+def test_a_dry_run_tells_what_would_be_done(tiny):
+    priors = ("--set", "mixture.prior=proportional")
+    out = multidds("train", RECIPE, "--run", "r", "--dry-run", *priors, cwd=tiny).stdout
+    assert multidds("train", RECIPE, "--dry-run", *priors, cwd=tiny).stdout == out  # --run may be left out
+    for part in (
+        '"batch_tokens": 1024', "many-to-one, ", " parameters", "steps per epoch", "memory: about",
+        "an update every 25 steps", "4 passes over 512 tokens", "τ = 1", "τ = 10", "uniform", "mirror-base", "14.29%",
+    ):  # fmt: skip
+        assert part in out, part
+    assert not (tiny / "r").exists()
+
+
+def test_prepare_twice_says_that_nothing_has_changed(tiny):
+    out = multidds("prepare", RECIPE, cwd=tiny).stdout
+    assert "Nothing has changed since the last call." in out
+    assert "3,000" in out
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_that_it_is_finished(tiny):
+    out = multidds("train", RECIPE, "--run", "runs/tiny", cwd=tiny).stdout
+    assert "Finished after 600 steps" in out
+    assert "Next: multidds evaluate runs/tiny" in out
+
+
+@pytest.mark.slow
+def test_a_full_disk_or_a_forbidden_folder_is_one_line(tiny):
+    done = multidds("train", RECIPE, "--run", "/proc/run", cwd=tiny, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("multidds: /proc/run")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,95 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from multidds.nmt.common.files import move_into_place, whole_file, whole_folder, write_whole
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def content(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """What has been written does not reach the disk."""
+
+    def fsync(handle):
+        raise FULL
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_a_file_is_text_or_bytes_with_folders_made_for_it(tmp_path):
+    write_whole(tmp_path / "a" / "b.txt", "中文\n")
+    write_whole(tmp_path / "a" / "c", b"\x00\r\n")
+    assert content(tmp_path) == {"a/b.txt": "中文\n".encode(), "a/c": b"\x00\r\n"}
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()])
+def test_after_an_error_the_old_file_stands_and_nothing_else(tmp_path, error):
+    write_whole(tmp_path / "a", "old")
+
+    def fail():
+        with whole_file(tmp_path / "a") as partial:
+            partial.write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert content(tmp_path) == {"a": b"old"}
+
+
+def test_on_a_full_disk_the_old_content_stands_and_nothing_else(tmp_path, full_disk):
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c").write_text("old")
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "a", "new")
+    with pytest.raises(OSError, match="No space left"), whole_folder(tmp_path / "b") as partial:
+        (partial / "d").write_text("new")
+    assert content(tmp_path) == {"a": b"old", "b/c": b"old"}
+
+
+def test_a_folder_takes_the_place_of_another_with_all_its_files(tmp_path):
+    for name in ("old", "new"):
+        with whole_folder(tmp_path / "a") as partial:
+            (partial / "inner").mkdir()
+            (partial / "inner" / name).write_text(name)
+            (tmp_path / "a.old").mkdir(exist_ok=True)  # of a process that was killed
+    assert content(tmp_path) == {"a/inner/new": b"new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_that_cannot_move_in_leaves_the_old_one_there(tmp_path, monkeypatch):
+    with whole_folder(tmp_path / "a") as partial:
+        (partial / "old").write_text("old")
+
+    def replace(self, target):
+        raise OSError("no")
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(OSError, match="no"), whole_folder(tmp_path / "a") as partial:
+        (partial / "new").write_text("new")
+    assert content(tmp_path) == {"a/old": b"old"}
+
+
+def test_what_moves_into_place_is_on_the_disk_before_and_after(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}") if os.path.exists("/proc/self/fd") else "")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    (tmp_path / "a.partial" / "b").mkdir(parents=True)
+    (tmp_path / "a.partial" / "b" / "c").write_text("c")
+    move_into_place(tmp_path / "a.partial", tmp_path / "a")
+    assert len(synced) == 4
+    if synced[0]:
+        names = [os.path.relpath(path, tmp_path) for path in synced]
+        assert sorted(names[:2]) == ["a.partial/b", "a.partial/b/c"]
+        assert names[2:] == ["a.partial", "."]

@@ -1,0 +1,591 @@
+import csv
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from conftest import ROOT, multidds
+from made_runs import make_run, read_lines, read_sealed_json, write_records, write_scores
+from toy_runs import SMALL
+
+from multidds import Update, save_history
+from multidds.nmt.common.errors import UserError
+from multidds.nmt.config.config import MixtureSettings
+from multidds.nmt.evaluation.significance import compare
+from multidds.nmt.report import as_latex, report, tables
+from multidds.nmt.report.paper_figures import MANY, figures_of, variances
+from multidds.nmt.report.runs import find_runs, label_of, settings_of
+
+RELATED = [f"{language}-eng" for language in ("aze", "bel", "glg", "slk", "tur", "rus", "por", "ces")]
+DIVERSE = [f"eng-{language}" for language in ("bos", "mar", "hin", "mkd", "ell", "bul", "fra", "kor")]
+HUNDRED = [f"l{i:02}-eng" for i in range(100)]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "<script>alert(1)</script> & \\input{x} [red]"
+
+
+def one_setting(folders):
+    (setting,) = settings_of(find_runs(folders))
+    return setting
+
+
+def settings_table(title, made):
+    """A table of a finished report, read back from its CSV file."""
+    with (made / "tables" / f"{title}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """The paper's experiments on two of its settings, written by hand; and a hundred datasets."""
+    folder = tmp_path_factory.mktemp("runs")
+    step_ahead = {"method": "multidds", "step_ahead": 0.001}
+    for setting, names in (("m2o-related", RELATED), ("o2m-diverse", DIVERSE)):
+        made = folder / setting
+        make_run(made / "uniform", names, setting, prior="uniform", quality=0.5)
+        make_run(made / "temperature", names, setting, prior="temperature", quality=0.52)
+        make_run(made / "proportional", names, setting, quality=0.55)
+        for seed in (1, 2, 3, 4) if setting == "o2m-diverse" else (1,):
+            make_run(made / f"multidds-{seed}", names, setting, seed=seed, quality=0.6, **step_ahead)
+            make_run(made / f"multidds-s-{seed}", names, setting, seed=seed, method="multidds-s", quality=0.62)
+    for priority in ("low", "high"):
+        make_run(folder / "o2m-diverse" / priority, DIVERSE, "o2m-diverse", method="multidds-s", priority=priority,
+                 switch_epoch=10)  # fmt: skip
+    make_run(folder / "m2o-related" / "moving-average", RELATED, "m2o-related", method="moving-average", quality=0.58)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made(runs, tmp_path_factory):
+    """The report on them, by the command."""
+    folder = tmp_path_factory.mktemp("report")
+    done = multidds("report", runs, "-o", folder / "report", cwd=folder)
+    assert done.stdout.strip().endswith("report.html")
+    return folder / "report"
+
+
+@pytest.mark.slow
+def test_a_report_needs_neither_ctranslate2_nor_torch(tmp_path):
+    make_run(tmp_path / "a", ["a-b"])
+    make_run(tmp_path / "b", ["a-b"], method="multidds-s")
+    code = (
+        "import sys; from pathlib import Path; sys.modules['ctranslate2'] = sys.modules['torch'] = None\n"
+        "from multidds.nmt.report import report; print(report([Path('a'), Path('b')], Path('out')).summaries)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "1 language pairs" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_the_runs_of_these_tests_have_the_keys_of_real_ones(corpus, tmp_path):
+    recipe = ROOT / "recipes" / "tiny.toml"
+    overrides = [part for override in SMALL for part in ("--set", override)]
+    multidds("prepare", recipe, cwd=corpus)
+    multidds("train", recipe, "--run", tmp_path / "real", *overrides, cwd=corpus)
+    multidds("evaluate", tmp_path / "real", cwd=corpus)
+    make_run(tmp_path / "by-hand", ["mirror-base", "shift-base"], method="multidds-s")
+    real, by_hand = (read_lines(tmp_path / name) for name in ("real", "by-hand"))
+    for kind in ("start", "step", "update", "validation"):
+        keys = [next(set(record) for record in records if record["kind"] == kind) for records in (real, by_hand)]
+        assert keys[0] == keys[1], kind
+    for file in ("config.json", "scores.json"):
+        keys = [set(json.loads((tmp_path / name / file).read_text())) for name in ("real", "by-hand")]
+        assert keys[1] <= keys[0], file
+    done = multidds("report", tmp_path / "real", "-o", tmp_path / "report", cwd=corpus)
+    assert re.search(r"prepared: learned: 2 updates in 10 steps; \w+-base 50% → \d+%", done.stdout)
+
+
+# ------------------------------------------------------------------------------------------ what runs are called
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        ({"method": "static"}, "proportional"),
+        ({"method": "static", "prior": "temperature", "temperature": 2.5}, "temperature 2.5"),
+        ({"method": "static", "prior": "unimax"}, "UniMax 4"),
+        ({"method": "multidds"}, "MultiDDS"),
+        ({"method": "multidds", "step_ahead": 0.001}, "MultiDDS, step-ahead"),
+        ({"method": "multidds", "step_ahead": 0.01}, "MultiDDS, step-ahead 0.01"),
+        ({"method": "multidds-s", "priority": "low"}, "MultiDDS-S, low priority"),
+        ({"method": "multidds-s", "priority": {"a-b": 1.0}}, "MultiDDS-S, own priority"),
+        ({"method": "multidds-s", "prior": "uniform"}, "MultiDDS-S, from uniform"),
+        ({"method": "constant"}, "constant rewards"),
+        ({}, "learned"),
+        ({"prior": "temperature"}, "learned, from temperature 5"),
+        ({"method": "shuffled"}, "shuffled rewards"),
+        ({"method": "doge"}, "DoGE"),
+        ({"method": "odm"}, "Online Data Mixing"),
+        ({"method": "static", "prior": "planned"}, "planned"),
+        ({"method": "static", "schedule": "proportional-to-uniform"}, "proportional to uniform"),
+    ],
+)
+def test_a_method_is_called_what_its_config_says(settings, label):
+    assert label_of(MixtureSettings(**settings)) == label
+
+
+def test_runs_that_differ_in_more_than_their_label_are_told_apart(tmp_path):
+    make_run(tmp_path / "a", RELATED, method="multidds-s")
+    make_run(tmp_path / "b", RELATED, method="multidds-s", every=7)
+    make_run(tmp_path / "c", RELATED, method="multidds-s", seed=2)
+    make_run(tmp_path / "d", RELATED)
+    assert one_setting([tmp_path]).labels == ["proportional", "MultiDDS-S", "MultiDDS-S (mixture.every = 7)"]
+
+
+def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path):
+    for name in "ab":
+        make_run(tmp_path / name, RELATED)
+    setting = one_setting([tmp_path])
+    assert [run.folder.name for run in setting.runs] == ["a"]
+    assert "b repeats another run's method and seed" in tables.list_of_runs([setting]).notes[0]
+    assert one_setting([tmp_path / "a", tmp_path / "a", tmp_path]).repeated[0].folder.name == "b"
+
+
+def test_settings_of_the_same_name_with_other_pairs_are_not_compared(tmp_path):
+    make_run(tmp_path / "a", RELATED, "s")
+    make_run(tmp_path / "b", RELATED[:3], "s")
+    names = [setting.name for setting in settings_of(find_runs([tmp_path]))]
+    assert names == ["s (8 pairs from aze-eng)", "s (3 pairs from aze-eng)"]
+
+
+# ------------------------------------------------------------------------------------------ the figures in the tables
+
+
+def test_statistics_are_those_of_the_records(runs, made):
+    """Recomputed here from the files, with nothing of the report's own code."""
+    scores = {path.parent: json.loads(path.read_text()) for path in runs.rglob("scores.json")}
+    diverse = {path.name: facts for path, facts in scores.items() if path.parent.name == "o2m-diverse"}
+    averages = [
+        statistics.fmean(pair["bleu"] for pair in diverse[f"multidds-s-{seed}"]["pairs"].values())
+        for seed in (1, 2, 3, 4)
+    ]
+    (row,) = (row for row in settings_table("seeds", made) if row["method"] == "MultiDDS-S")
+    assert float(row["mean"]) == pytest.approx(sum(averages) / 4)
+    mean = sum(averages) / 4
+    assert float(row["variance"]) == pytest.approx(sum((value - mean) ** 2 for value in averages) / 3)
+    assert (row["mean (paper)"], row["variance (paper)"]) == ("18.24", "0.02")
+    shown = {row["method"]: row for row in settings_table("average-bleu", made)}
+    assert float(shown["MultiDDS-S"]["o2m-diverse"]) == pytest.approx(mean)
+    proportional = diverse["proportional"]["pairs"]
+    expected = sum(pair["bleu"] for pair in proportional.values()) / 8
+    assert float(shown["proportional"]["o2m-diverse"]) == pytest.approx(expected)
+
+    rows = {(row["setting"], row["method"], row["seed"]): row for row in settings_table("time", made)}
+    records = read_lines(runs / "o2m-diverse" / "multidds-s-2")
+    row = rows["o2m-diverse", "MultiDDS-S", "2.0"]
+    updates = [record["seconds"] for record in records if record["kind"] == "update"]
+    assert float(row["updates (s)"]) == pytest.approx(sum(updates))
+    assert float(row["updates"]) == len(updates)
+    clock = records[-1]["clock"]
+    assert float(row["updates / steps (%)"]) == pytest.approx(100 * clock["updates"] / clock["steps"])
+    beside = clock["data"] + clock["saving"] + clock["rest"]
+    assert float(row["in steps (%)"]) == pytest.approx(100 * clock["steps"] / (clock["steps"] + beside))
+
+    priorities = {row["setting"]: row for row in settings_table("priorities", made)}
+    low = statistics.fmean(pair["bleu"] for pair in diverse["low"]["pairs"].values())
+    assert float(priorities["o2m-diverse"]["low"]) == pytest.approx(low)
+    assert priorities["o2m-diverse (paper)"]["high"] == "18.55"
+
+
+def test_variances_of_the_rewards_are_recomputed(runs):
+    run = one_setting([runs / "m2o-related" / "multidds-s-1"]).runs[0]
+    within, over = variances(run, "multidds")
+    first = list(run.updates[0].alignment.rewards["multidds"].values())
+    mean = sum(first) / 8
+    assert within[0] == (10, pytest.approx(sum((value - mean) ** 2 for value in first) / 7))
+    windows = [[record.alignment.rewards["multidds"][name] for record in run.updates[:10]] for name in RELATED]
+    of_each = [sum((value - sum(window) / 10) ** 2 for value in window) / 9 for window in windows]
+    assert over[0] == (100, pytest.approx(sum(of_each) / 8))
+    assert len(within) == 12
+    assert len(over) == 3
+
+
+def test_stars_are_those_of_the_command_line_of_sacrebleu(runs, made):
+    rows = {row["pair"]: row for row in settings_table("languages.m2o-related", made)}
+    stars = []
+    ours, theirs = runs / "m2o-related" / "multidds-s-1", runs / "m2o-related" / "proportional"
+    for pair in RELATED[:4]:
+        command = [sys.executable, "-m", "sacrebleu", theirs / "references" / f"{pair}.txt", "-i",
+                   theirs / "hypotheses" / f"{pair}.txt", ours / "hypotheses" / f"{pair}.txt", "-m", "bleu",
+                   "--paired-bs", "--paired-bs-n", "1000", "--format", "json"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        baseline, system = json.loads(done.stdout)
+        assert float(rows[pair]["p"]) == pytest.approx(system["BLEU"]["p_value"], abs=1e-9)
+        assert float(rows[pair]["MultiDDS-S"]) == pytest.approx(system["BLEU"]["score"], abs=0.005)
+        assert float(rows[pair]["proportional"]) == pytest.approx(baseline["BLEU"]["score"], abs=0.005)
+        stars.append(system["BLEU"]["p_value"] < 0.05)
+    setting = next(setting for setting in settings_of(find_runs([runs])) if setting.name == "m2o-related")
+    table = tables.by_language(setting, compare)
+    assert [row["baseline"].star or row["learned"].star for row in table.rows[:4]] == stars
+    assert any(stars), "the test should see a star"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "p", "marks"),
+    [  # bold and star of the baseline, bold and star of the learned mixture
+        (40.0, 50.0, 0.01, (True, True, False, False)),
+        (60.0, 50.0, 0.01, (False, False, True, True)),
+        (60.0, 50.0, 0.05, (False, False, True, False)),
+        (50.0, 50.0, 0.9, (False, False, False, False)),
+    ],
+)
+def test_the_better_one_is_bold_and_starred_whichever_it_is(tmp_path, ours, theirs, p, marks):
+    make_run(tmp_path / "a", ["a-b"])
+    make_run(tmp_path / "b", ["a-b"], method="multidds-s")
+    compared = {"a-b": {"bleu": ours, "against": theirs, "p": p}}
+    row = tables.by_language(one_setting([tmp_path]), lambda *folders: compared).rows[0]
+    both = (row["baseline"], row["learned"])
+    assert tuple(mark for cell in both for mark in (cell.bold, cell.star)) == marks
+
+
+def test_the_moving_average_is_compared_with_its_own_kind_of_step_ahead(tmp_path):
+    """As in experiments/paper.toml: both per batch, beside a step-ahead per example."""
+    ahead = {"method": "multidds", "step_ahead": 0.001}
+    make_run(tmp_path / "a", RELATED, "m2o-related", quality=0.5)
+    make_run(tmp_path / "b", RELATED, "m2o-related", quality=0.6, **ahead)
+    make_run(tmp_path / "c", RELATED, "m2o-related", quality=0.7, train={"mixing": "batch"}, **ahead)
+    make_run(tmp_path / "d", RELATED, "m2o-related", train={"mixing": "batch"}, method="moving-average")
+    setting = one_setting([tmp_path])
+    table = tables.step_ahead([setting])
+    batch = next(run for run in setting.runs if run.folder.name == "c")
+    assert table.rows[0]["step-ahead"].number == batch.bleu
+    assert "against MultiDDS, step-ahead (train.mixing = batch)." in table.notes[0]
+    assert [cell.text for cell in table.cells(table.rows[1])] == ["m2o-related (paper)", "24.88", "25.19", "25.26"]
+
+
+def test_the_best_baseline_is_the_static_method_with_the_best_average(runs):
+    for setting in settings_of(find_runs([runs])):
+        means = {label: setting.mean_bleu(label) for label in ("uniform", "temperature 5", "proportional")}
+        assert setting.best_baseline == max(means, key=means.get)
+
+
+def test_published_figures_stand_beside_the_papers_settings_only(runs, made, tmp_path):
+    text = (made / "report.html").read_text(encoding="utf-8")
+    assert "multidds-s (paper)" in text
+    assert "19 hours without and 20 with MultiDDS" in text
+    make_run(tmp_path / "a", RELATED, "mine")
+    make_run(tmp_path / "b", RELATED[:2], "m2o-related")  # its name, but not its languages
+    for setting in settings_of(find_runs([tmp_path])):
+        assert tables.published_for(setting) == {}
+
+
+def test_the_published_averages_are_those_of_the_published_scores():
+    for facts in tables.published()["settings"].values():
+        for method, scores in facts["bleu"].items():
+            assert statistics.fmean(scores.values()) == pytest.approx(facts["average"][method], abs=0.05)
+
+
+# ------------------------------------------------------------------------------------------ missing pieces, odd input
+
+
+def test_what_has_no_content_is_left_out(tmp_path):
+    make_run(tmp_path / "a", RELATED[:1], method="multidds-s", updates=1, scored=False, finished="")
+    made = report([tmp_path / "a"], tmp_path / "out")
+    page = made.page.read_text(encoding="utf-8")
+    headings = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", page)
+    assert headings == ["What the mixture did", "Alignment over time", "s: sentence pairs", "Runs", "The runs"]
+    for word in ("No run", "It takes", "nothing to compare", "missing"):
+        assert word not in page.replace("const missing", "").replace("what is missing", "")
+    assert made.summaries == ["s: MultiDDS-S: 1 update in 10 steps; aze-eng 100% → 100%."]
+
+
+@pytest.mark.slow
+def test_a_score_of_zero_is_a_score(tmp_path):
+    """What a model that has hardly been trained gets, as in `make demo SCALE=tiny`."""
+    for name, mixture in (("a", {}), ("b", {"method": "multidds-s"})):
+        folder = make_run(tmp_path / name, RELATED[:2], **mixture)
+        for path in (folder / "hypotheses").iterdir():
+            path.write_text("zzz\n" * 40)
+        scores = read_sealed_json(folder / "scores.json")
+        for part in (scores["average"], *scores["pairs"].values()):
+            part["bleu"] = 0.0
+        write_scores(folder, scores)
+    made = report([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert made.summaries[0].startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")
+    assert [row["bleu/s"].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"]))).rows] == [
+        "0.00"
+    ]
+
+
+def test_a_run_without_an_alignment_table_shows_the_reward_it_used(tmp_path):
+    folder = make_run(tmp_path / "a", RELATED, method="multidds-s")
+    records = read_lines(folder)
+    for record in records:
+        record.pop("alignment", None)
+    write_records(folder, records)
+    drawn = {figure.key.split(".")[0]: figure for figure in figures_of(one_setting([folder]))}
+    assert drawn["rewards"].canvas is not None
+    assert "set [mixture] sketch" in drawn["alignment"].caption
+
+
+def test_a_run_in_progress_is_read_up_to_its_last_whole_line(tmp_path):
+    folder = make_run(tmp_path / "a", RELATED, method="multidds-s", finished="")
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"kind": "update", "st')
+    assert one_setting([folder]).runs[0].finished == ""
+    with (folder / "records.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(UserError, match=r"records.jsonl:\d+: is damaged or of another version"):
+        find_runs([folder])
+
+
+@pytest.mark.slow
+def test_mistakes_are_one_line(tmp_path):
+    make_run(tmp_path / "a", RELATED)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    for arguments, message in [
+        (["nowhere"], "nowhere: there is no such folder."),
+        (["empty"], "empty: is not a run, and there is none below it"),
+        (["a", "-o", "a"], "a: is a run; choose another folder for the report with -o."),
+        (["a", "-o", "file"], "file: is not a folder; choose another -o."),
+    ]:
+        done = multidds("report", *arguments, cwd=tmp_path, check=False)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_text_of_a_config_is_escaped_everywhere(tmp_path):
+    make_run(tmp_path / "a", RELATED, HOSTILE)
+    make_run(tmp_path / "b", RELATED, HOSTILE, method="multidds-s")
+    done = multidds("report", "a", "b", "-o", "out", cwd=tmp_path)
+    assert HOSTILE in done.stdout  # rich markup is shown, not obeyed
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    for path in (tmp_path / "out" / "tables").glob("*.tex"):
+        body = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("%"))
+        assert "\\input{x}" not in body
+    assert all(re.fullmatch(r"[\w.=-]+", path.name) for path in (tmp_path / "out").rglob("*"))
+
+
+def test_latex_is_escaped_and_marked():
+    row = {"b": tables.number(1.5, bold=True, star=True), "a": tables.Cell("x_y")}
+    text = as_latex(tables.ReportTable("k", "T", tables.named("a", "b"), [row], ["note"]))
+    assert r"x\_y & \textbf{1.50}$^{*}$ \\" in text
+    assert r"\begin{tabular}{lr}" in text
+
+
+# ------------------------------------------------------------------------------------------ the page
+
+
+class Checked(HTMLParser):
+    """Counts ids and remembers what a page asks the network for."""
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.asked = Counter(), []
+
+    def handle_starttag(self, tag, attributes):
+        for key, value in attributes:
+            if key == "id":
+                self.ids[value] += 1
+            if key in ("src", "srcset", "action") or (key == "href" and tag == "link"):
+                self.asked.append(value)
+
+
+def test_the_page_is_one_small_file_that_asks_the_network_for_nothing(made):
+    text = (made / "report.html").read_text(encoding="utf-8")
+    assert len(text.encode()) < 5_000_000
+    page = Checked()
+    page.feed(text)
+    assert [url for url in page.asked if not url.startswith("data:")] == []
+    assert "@import" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+    assert [name for name, count in page.ids.items() if count > 1] == []
+    anchors = set(re.findall(r'href="#([^"]+)"', text))
+    assert anchors <= set(page.ids)
+    for target in re.findall(r'href="((?:tables|figures)/[^"]+)"', text):
+        assert (made / target).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_reports_are_the_same_byte_for_byte(runs, tmp_path):
+    for name in ("one", "two"):
+        report([runs / "m2o-related" / "multidds-s-1"], tmp_path / name)
+    for path in (tmp_path / "one").rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes(), path
+
+
+@pytest.mark.slow
+def test_figures_beyond_the_size_of_a_page_are_linked(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("multidds.nmt.report.page.MAX_BYTES", 100_000)
+    page = report([runs / "m2o-related" / "multidds-s-1"], tmp_path).page
+    assert page.stat().st_size < 100_000
+    assert "Not on this page, to keep it small; it is among the files." in page.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed (.ci/run installs Debian's)")
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """A function that opens a page at a width and a colour scheme; script errors and requests fail the test."""
+    problems = []
+
+    def open_page(path, width, scheme):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on(
+            "request",
+            lambda request: problems.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
+        )
+        page.goto(path.as_uri())
+        return page
+
+    yield open_page
+    assert problems == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (800, "dark"), (1400, "dark")])
+@pytest.mark.slow
+def test_in_a_browser_every_chart_can_be_read(opened, made, width, scheme):
+    page = opened(made / "report.html", width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing makes the page scroll sideways
+    charts = page.locator(".chart")
+    assert charts.count() > 20
+    for found in charts.evaluate_all("""charts => charts.map(chart => {
+            const outer = chart.closest("figure").getBoundingClientRect();
+            const texts = [...chart.querySelectorAll("span, b, p")].filter(t => t.textContent && !t.closest(".wide"));
+            const labels = [...chart.querySelectorAll(".x")].map(t => t.getBoundingClientRect());
+            return {kind: chart.className, legend: chart.querySelectorAll(".legend li").length,
+                    drawn: chart.querySelectorAll("path, .track i, tbody td").length,
+                    ticks: chart.querySelectorAll(".x, .axis span").length,
+                    smallest: Math.min(...texts.map(t => parseFloat(getComputedStyle(t).fontSize))),
+                    inside: texts.every(t => { const box = t.getBoundingClientRect();
+                                               return box.left >= outer.left - 1 && box.right <= outer.right + 1; }),
+                    apart: labels.every((box, i) => i === 0 || box.left > labels[i - 1].right),
+                    width: outer.width, title: chart.closest("section, figure").textContent.slice(0, 60)};
+        })"""):
+        assert found["drawn"] >= 1, found
+        assert found["legend"] >= 1 or "heat" in found["kind"], found
+        assert found["ticks"] >= 2 or "heat" in found["kind"], found
+        assert found["smallest"] >= 11, found
+        assert found["inside"], found
+        assert found["apart"], found
+        assert found["width"] >= 300, found
+    colours = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
+    bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in colours]
+    assert (bright[0] < 60) == (scheme == "dark")
+    assert abs(bright[0] - bright[1]) > 150
+
+
+@pytest.mark.slow
+def test_in_a_browser_a_pointer_and_keys_show_the_values(opened, runs, made):
+    page = opened(made / "report.html", 1000, "light")
+    plot, tip = page.locator(".chart.area .plot").first, page.locator("#tip")
+    assert tip.is_hidden()
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 0.99 * box["width"], box["y"] + 20)
+    records = read_lines(runs / "m2o-related" / "multidds-s-1")
+    mixtures = [record["mixture"] for record in records if record["kind"] == "update"]
+    step, *rows = tip.inner_text().split("\n")
+    assert step == "step 110"  # a mixture holds until the next one
+    shown = dict(zip(rows[::2], rows[1::2], strict=True))
+    assert {name: float(share.rstrip("%")) for name, share in shown.items()} == pytest.approx(
+        {name: 100 * share for name, share in mixtures[-2].items()}, rel=0.05, abs=0.06
+    )
+    page.mouse.move(2, 2)
+    assert tip.is_hidden()
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    assert tip.inner_text().startswith("step 120")
+    page.keyboard.press("ArrowLeft")
+    assert tip.inner_text().startswith("step 110")
+
+
+@pytest.mark.slow
+def test_in_a_browser_the_slider_goes_through_the_alignment(opened, runs, made):
+    page = opened(made / "report.html", 1000, "dark")
+    heat = page.locator(".chart.heat").first
+    tables = [r["alignment"] for r in read_lines(runs / "m2o-related" / "multidds-s-1") if r["kind"] == "update"]
+    for number in (11, 0):
+        heat.locator("input").fill(str(number))
+        assert heat.locator("output").inner_text() == str(10 * (number + 1))
+        names = heat.locator("tbody th").all_inner_texts()
+        columns = heat.locator("thead th").all_inner_texts()
+        cells = [float(text) for text in heat.locator("tbody td").all_inner_texts()]
+        places = [RELATED.index(name) for name in columns]
+        expected = [tables[number]["cosines"][RELATED.index(name)][i] for name in names for i in places]
+        assert cells == pytest.approx(expected, abs=0.006)
+
+
+@pytest.mark.slow
+def test_in_a_browser_hostile_names_are_text(opened, tmp_path):
+    names = ["<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", '"&amp;']
+    for run in ("a", "b"):
+        given = [
+            Update(step=10 * i, mixture=dict(zip(names, (0.2 + i / 50, 0.5 - i / 50, 0.3), strict=True)),
+                   rewards=dict.fromkeys(names, 0.1), dev_losses=dict.fromkeys(names, 1.0), train_losses={}, weights={},
+                   alignment=None, seconds=0.1) for i in (1, 2, 3)
+        ]  # fmt: skip
+        (tmp_path / run).mkdir()
+        save_history(given, tmp_path / run, start=given[0].mixture)
+    page = opened(report([tmp_path], tmp_path / "out").page, 800, "light")
+    plot = page.locator(".chart.area .plot").first
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 50, box["y"] + 50)
+    assert all(name in page.locator("#tip").inner_text() for name in names)
+    assert set(names) <= set(page.locator(".legend span").all_inner_texts())
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.slow
+def test_in_a_browser_tables_sort_by_numbers_and_back(opened, made):
+    page = opened(made / "report.html", 1000, "light")
+    table = page.locator(f"[id='languages.{'m2o-related'}'] table")
+    column = 4
+    cells = f"tbody tr td:nth-child({column})"
+    assert table.locator("tbody tr").last.locator("td").first.inner_text() == "average"
+    button = table.locator(f"thead th:nth-child({column}) button")
+    for direction in ("ascending", "descending"):
+        button.click()
+        values = [float(text.rstrip("*")) for text in table.locator(cells).all_inner_texts()][:-1]
+        assert values == sorted(values, reverse=direction == "descending")
+        assert table.locator(f"thead th:nth-child({column})").get_attribute("aria-sort") == direction
+        assert table.locator("tbody tr").last.locator("td").first.inner_text() == "average"
+    table.locator("thead th:nth-child(1) button").click()
+    names = table.locator("tbody tr td:nth-child(1)").all_inner_texts()[:-1]
+    assert names == sorted(names)
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hundred")
+    make_run(folder / "a", HUNDRED, "hundred", updates=6, scored=False)
+    make_run(folder / "b", HUNDRED, "hundred", updates=30, scored=False, method="multidds-s")
+    return report([folder / "a", folder / "b"], folder / "out").page
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+@pytest.mark.slow
+def test_in_a_browser_a_hundred_datasets_stay_readable(opened, hundred, width):
+    assert len(HUNDRED) > MANY
+    assert hundred.stat().st_size < 5_000_000
+    page = opened(hundred, width, "light")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".chart.area .legend").first.locator("li").count() == 9  # what moved most, and all others
+    rows = page.locator("[id^='passes.'] .row:not(.axis) > span")
+    boxes = [row.bounding_box() for row in rows.all()]
+    assert len(boxes) == 100
+    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in pairwise(boxes))

@@ -1,0 +1,113 @@
+"""Which sets an update looks at: everyone regularly, without bias, whatever the order."""
+
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from multidds.rewards.rotation import Rotation, hits, inclusion
+
+NAMES = [f"s{i}" for i in range(60)]
+
+
+def rotation(count, seed=3, groups=None):
+    return Rotation(seed, "train", count, groups or {})
+
+
+@pytest.mark.claim(
+    "The method",
+    "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
+    "places of the points; order; mid-rotation resume; two processes",
+)
+@pytest.mark.parametrize("count", [1, 7, 20, 59])
+def test_every_set_is_seen_in_every_turn_and_never_waits_for_two(count):
+    looks, last, one = Counter(), dict.fromkeys(NAMES, -1), rotation(count)
+    turn = one.turn_of(len(NAMES))
+    for update in range(4 * turn):
+        found = one.looked_at(dict.fromkeys(NAMES, 1.0), update)
+        assert len(found) == count
+        for name in found:
+            assert update - last[name] < 2 * turn
+            last[name] = update
+        looks.update(found)
+        if (update + 1) % turn == 0:
+            assert set(looks) == set(NAMES)
+            looks.clear()
+
+
+def test_where_parts_make_whole_turns_every_set_is_seen_exactly_once():
+    one = rotation(20)
+    looks = Counter(name for update in range(3) for name in one.looked_at(dict.fromkeys(NAMES, 1.0), update))
+    assert looks == Counter(NAMES)
+
+
+def test_what_is_seen_depends_on_seed_role_and_name_only():
+    found = [list(rotation(7).looked_at(dict.fromkeys(names, 1.0), 5)) for names in (NAMES, NAMES[::-1])]
+    assert found[0] == found[1][::-1]
+    others = [Rotation(4, "train", 7, {}), Rotation(3, "dev", 7, {})]
+    for other in others:
+        assert set(other.looked_at(dict.fromkeys(NAMES, 1.0), 5)) != set(found[0])
+
+
+def test_turns_have_different_orders():
+    one = rotation(20)
+    turns = [{frozenset(one.looked_at(dict.fromkeys(NAMES, 1.0), 3 * turn + i)) for i in range(3)} for turn in range(2)]
+    assert turns[0].isdisjoint(turns[1])
+
+
+def test_groups_are_seen_in_proportion_to_their_sizes():
+    groups = {name: "large" if i < 40 else "small" for i, name in enumerate(NAMES)}
+    one = rotation(6, groups=groups)
+    for update in range(20):
+        found = Counter(groups[name] for name in one.looked_at(dict.fromkeys(NAMES, 1.0), update))
+        assert 3 <= found["large"] <= 5  # four of six
+        assert 1 <= found["small"] <= 3
+
+
+def test_probabilities_follow_the_weights_and_sum_to_the_count():
+    weights = {"a": 8.0, "b": 1.0, "c": 1.0, "d": 2.0, "e": 0.0}
+    found = inclusion(weights, 2)
+    assert found == pytest.approx({"a": 1.0, "b": 0.25, "c": 0.25, "d": 0.5})
+    assert inclusion(weights, 9) == dict.fromkeys("abcd", 1.0)
+
+
+@pytest.mark.claim(
+    "The method",
+    "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
+    "places of the points; order; mid-rotation resume; two processes",
+)
+def test_over_all_places_of_the_points_every_set_counts_as_its_weight_says():
+    """Exactly: what is hit changes only where a point crosses an edge, so that the stretches between can"
+    " be summed."""
+    lengths = [Fraction(n, 16) for n in (16, 5, 3, 9, 1, 14)]  # three sets in all
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    edges = sorted({Fraction(0), *(end - int(end) for end in ends), Fraction(1)})
+    seen = [Fraction(0)] * len(lengths)
+    for low, high in pairwise(edges):
+        found = hits([float(length) for length in lengths], float((low + high) / 2), 3)
+        assert len(set(found)) == 3
+        for i in found:
+            seen[i] += high - low
+    assert seen == lengths
+
+
+def test_the_weighted_sum_of_a_turn_is_that_of_all_sets():
+    """By enumeration: parts divided by how often each set is in one add up, over a turn, to what all "
+    "would give."""
+    one = rotation(12)
+    values = {name: float(i * i) for i, name in enumerate(NAMES)}
+    turn = one.turn_of(len(NAMES))
+    sums = []
+    for update in range(turn):
+        shares = one.looked_at(dict.fromkeys(NAMES, 1 / 60), update)
+        sums.append(sum(values[name] / 60 / share for name, share in shares.items()))
+    assert sum(sums) / turn == pytest.approx(sum(values.values()) / 60)
+
+
+def test_sets_that_count_more_are_looked_at_more_often():
+    weights = {name: 10.0 if i < 3 else 1.0 for i, name in enumerate(NAMES)}
+    looks = Counter(name for update in range(300) for name in rotation(6).looked_at(weights, update))
+    expected = inclusion(weights, 6)
+    for name in NAMES:
+        assert looks[name] == pytest.approx(300 * expected[name], abs=12)

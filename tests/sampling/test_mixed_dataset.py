@@ -1,0 +1,325 @@
+"""The dataset whose indices are positions: the sequence of MixtureSampler, whoever reads it."""
+
+import copy
+import inspect
+import json
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, get_worker_info
+
+from multidds import Draws, Mixture, MixtureSampler
+from multidds.sampling.mixed_dataset import AnyOrder, MixedDataset
+from multidds.sampling.shared_mixtures import SharedRules
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on machines with few cores
+
+SIZES = {"a": 5, "b": 20, "c": 11}
+
+
+class Named(Dataset):
+    """Examples that say which ones they are."""
+
+    def __init__(self, name, size):
+        self.name, self.size = name, size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        return f"{self.name}{i}"
+
+
+class Batched(Named):
+    """As `datasets.Dataset` does it: several examples in one call."""
+
+    def __getitem__(self, i):
+        raise AssertionError("one by one")
+
+    def __getitems__(self, places):
+        return [f"{self.name}{i}" for i in places]
+
+
+class Flow(IterableDataset):
+    """A stream that shards itself, reshuffles by the pass and keeps its place."""
+
+    def __init__(self, name, size, num_shards=4):
+        self.name, self.size, self.num_shards = name, size, num_shards
+        self.epoch, self.place, self.start = 0, 0, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        info = get_worker_info()
+        mine = list(range(self.size))
+        if info is not None:
+            mine = [i for i in mine if i % self.num_shards % info.num_workers == info.id]
+        self.place, self.start = self.start, 0
+        for i in mine[self.place :]:
+            self.place += 1
+            yield f"{self.name}{i}p{self.epoch}"
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.start = state["place"]
+
+
+def sets(kind=Named, sizes=SIZES):
+    return {name: kind(name, size) for name, size in sizes.items()}
+
+
+def sampled(count, mixture, seed, sizes=SIZES, moves=None):
+    """What MixtureSampler draws; `moves`: {position: probabilities}."""
+    everything = ConcatDataset([Named(name, size) for name, size in sizes.items()])
+    indices = iter(MixtureSampler(sizes, mixture, seed=seed))
+    drawn = []
+    for position in range(count):
+        if moves and position in moves:
+            mixture.move(moves[position])
+        drawn.append(everything[next(indices)])
+    return drawn
+
+
+def probabilities(draw):
+    weights = draw(st.lists(st.integers(1, 50), min_size=3, max_size=3))
+    return {name: weight / sum(weights) for name, weight in zip(SIZES, weights, strict=True)}
+
+
+@pytest.mark.claim(
+    "Hugging Face Trainer", "the draws are those of `MixtureSampler`, across epochs and changes of the mixture"
+)
+@pytest.mark.parametrize("step", [1, 4, 7])
+@settings(max_examples=25)
+@given(st.data(), st.integers(0, 2**40))
+def test_the_sequence_is_that_of_the_sampler_whoever_reads(step, data, seed):
+    mixture = Mixture.proportional(SIZES)
+    moves = {step * data.draw(st.integers(1, 20)): probabilities(data.draw) for _ in range(3)}
+    dataset = MixedDataset(sets(data.draw(st.sampled_from([Named, Batched]))), mixture, seed=seed)
+    dataset.attach(step, step, rounds_to_remember=100)
+    readers = data.draw(st.integers(1, 3))  # each reads every n-th batch
+    for start in sorted(moves):
+        mixture.move(moves[start])
+        dataset.rule_from(start)
+    found = {}
+    for reader in range(readers):
+        dataset.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+        for epoch in range(2):
+            dataset._epoch.fill_(epoch)
+            for i in range(0, len(dataset), step):
+                position = epoch * len(dataset) + i
+                if position // step % readers == reader:
+                    batch = dataset.__getitems__(range(i, i + step))
+                    found.update(enumerate(batch, start=position))
+    assert len(dataset) == {1: 36, 4: 36, 7: 42}[step]  # whole steps
+    expected = sampled(2 * len(dataset), Mixture.proportional(SIZES), seed, moves=moves)
+    assert [found[i] for i in range(2 * len(dataset))] == expected
+
+
+def test_without_a_callback_a_moved_mixture_counts_from_the_next_epoch():
+    mixture = Mixture.proportional(SIZES)
+    dataset = MixedDataset(sets(), mixture, seed=3)
+    assert len(dataset) == 36
+    moved = {"a": 0.5, "b": 0.25, "c": 0.25}
+    expected = sampled(108, Mixture.proportional(SIZES), 3, moves={72: moved})
+    read = []
+    for epoch in range(3):
+        if epoch == 1:
+            dataset.set_epoch(1)
+            mixture.move(moved)
+        else:
+            dataset.set_epoch(epoch)
+        read += [example for (example,) in DataLoader(dataset, num_workers=epoch == 1)]
+    assert read == expected
+    assert dataset.passes == {name: dataset.examples[name] / size for name, size in SIZES.items()}
+    dataset.set_epoch(0)  # another training
+    mixture.move(Mixture.proportional(SIZES).probabilities)
+    assert dataset.position == 0
+
+
+@pytest.mark.claim("Hugging Face Trainer", "forked and spawned workers see later mixtures")
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
+def test_persistent_workers_see_a_mixture_that_comes_after_they_began(context, workers):
+    mixture = Mixture.proportional(SIZES)
+    dataset = MixedDataset(sets(), mixture, seed=1)
+    dataset.attach(4, 4, rounds_to_remember=10)
+    loader = DataLoader(
+        dataset, 4, num_workers=workers, prefetch_factor=1, persistent_workers=True, multiprocessing_context=context
+    )
+    moves = {}
+    read = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        for batch in loader:
+            read += batch
+            dataset.consume(4)
+            if len(read) in (8, 20, 40):
+                behind = len(read) + 4 * workers  # what is in the workers' hands
+                moves[behind] = {"a": len(read) / 80, "b": 0.5 - len(read) / 80, "c": 0.5}
+                mixture.move(moves[behind])
+                dataset.rule_from(behind)
+    assert read == sampled(72, Mixture.proportional(SIZES), 1, moves=moves)
+    assert sum(dataset.examples.values()) == 72
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_streams_keep_the_proportions_exact_and_no_example_twice_in_a_pass(workers):
+    mixture = Mixture({"a": 0.2, "b": 0.5, "c": 0.3})
+    parts = {"a": Named("a", 5), "b": Flow("b", 200, 12), "c": Flow("c", 24, 12)}
+    dataset = MixedDataset(parts, mixture, seed=2, batch_size=4)
+    read = []
+    for batch in DataLoader(dataset, 4, num_workers=workers):
+        read += batch
+        if len(read) == 240:
+            break
+    expected = sampled(240, mixture, 2, {"a": 5, "b": 200, "c": 24})
+    assert [example[0] for example in read] == [example[0] for example in expected]
+    assert [e for e in read if e[0] == "a"] == [e for e in expected if e[0] == "a"]
+    assert len({e for e in read if e[0] == "b"}) == sum(e[0] == "b" for e in expected)
+    passes = {e.split("p")[1] for e in read if e[0] == "c"}
+    assert {"0", "1", "2"} <= passes  # it starts over, and says which pass it is
+    assert len({e for e in read if e[0] == "c"}) == sum(e[0] == "c" for e in expected)
+
+
+def test_what_cannot_be_mixed_is_refused():
+    mixture = Mixture.uniform(["a", "b"])
+    with pytest.raises(TypeError, match=r"^MixedDataset: datasets must be \{name: dataset\}, got list\.$"):
+        MixedDataset([Named("a", 3)], mixture)
+    with pytest.raises(TypeError, match="^MixedDataset: the mixture must be a Mixture, got dict.$"):
+        MixedDataset({"a": Named("a", 3)}, {"a": 1.0})
+    with pytest.raises(ValueError, match="^MixedDataset: 'b' is missing.$"):
+        MixedDataset({"a": Named("a", 3)}, mixture)
+    with pytest.raises(
+        TypeError, match="^MixedDataset: 'b' must be a dataset with a length and indices, or .*generator"
+    ):
+        MixedDataset({"a": Named("a", 3), "b": (i for i in range(3))}, mixture)
+    with pytest.raises(TypeError, match="^MixedDataset: 'b' must be a dataset with a length and indices, or .*dict.$"):
+        MixedDataset({"a": Named("a", 3), "b": {"train": Named("b", 3)}}, mixture)
+    with pytest.raises(ValueError, match="^MixedDataset: the size of 'b' must be a whole number of at least 1, .* 0.$"):
+        MixedDataset({"a": Named("a", 3), "b": Named("b", 0)}, mixture)
+    with pytest.raises(ValueError, match="^MixedDataset: batch_size must be a whole number of at least 1, but it is 0"):
+        MixedDataset({"a": Named("a", 3), "b": Flow("b", 3)}, mixture, batch_size=0)
+    empty = MixedDataset({"a": Flow("a", 0), "b": Flow("b", 0)}, mixture)
+    with pytest.raises(ValueError, match="^MixedDataset: there are no examples in '[ab]'.$"):
+        next(iter(empty))
+
+
+def test_workers_of_streams_that_know_no_batch_size_share_all_the_same():
+    mixture = Mixture({"a": 0.2, "b": 0.5, "c": 0.3})
+    parts = {"a": Named("a", 5), "b": Flow("b", 200, 12), "c": Flow("c", 24, 12)}
+    read = []
+    for batch in DataLoader(MixedDataset(parts, mixture, seed=2), 4, num_workers=3):
+        read += batch
+        if len(read) == 240:
+            break
+    expected = [example[0] for example in sampled(240, mixture, 2, {"a": 5, "b": 200, "c": 24})]
+    for start in range(0, 240, 12):  # a batch of each worker
+        assert sorted(example[0] for example in read[start : start + 12]) == sorted(expected[start : start + 12])
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 300), st.data())
+def test_an_epoch_can_be_read_in_any_order(size, data):
+    sizes = {"a": size, "b": 20}
+    mixture = Mixture({"a": 0.3, "b": 0.7})
+    dataset = MixedDataset(sets(sizes=sizes), mixture, seed=7)
+    expected = sampled(3 * len(dataset), Mixture({"a": 0.3, "b": 0.7}), 7, sizes)
+    for epoch in (0, 2, 1):
+        dataset.set_epoch(epoch)
+        order = data.draw(st.permutations(range(len(dataset))))
+        found = dict(zip(order, dataset.__getitems__(order[:50]) + [dataset[i] for i in order[50:]], strict=True))
+        start = epoch * len(dataset)
+        assert [found[i] for i in range(len(dataset))] == expected[start : start + len(dataset)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_shuffle_find_what_one_reader_finds(persistent):
+    mixture = Mixture.proportional(SIZES)
+    dataset = MixedDataset(sets(), mixture, seed=3)
+    loader = DataLoader(dataset, 4, shuffle=True, num_workers=2, persistent_workers=persistent)
+    moved = {"a": 0.5, "b": 0.25, "c": 0.25}
+    expected = sampled(108, Mixture.proportional(SIZES), 3, moves={72: moved})
+    for epoch in range(3):
+        if epoch == 2:
+            mixture.move(moved)
+        dataset.set_epoch(epoch)
+        read = [example for batch in loader for example in batch]
+        assert sorted(read) == sorted(expected[36 * epoch : 36 * epoch + 36])
+        assert read != expected[36 * epoch : 36 * epoch + 36]
+
+
+def test_what_is_kept_to_read_in_any_order_is_bounded(monkeypatch):
+    monkeypatch.setattr(AnyOrder, "_COUNTS", 30)
+    draws = Draws(Mixture.uniform("ab"), seed=1)
+    draws.skip_to(500)
+    expected = draws.fork().draw_for(0, 1, 2000)
+    window = AnyOrder(draws, 2000)
+    for position in (1999, 0, 1200, 1201, 3, 1500):
+        assert window.draw_at(500 + position) == expected[position]
+    assert len(window._places) <= 15
+
+
+def test_with_a_callback_reading_out_of_order_is_refused():
+    dataset = MixedDataset(sets(), Mixture.proportional(SIZES))
+    with pytest.raises(IndexError, match="^MixedDataset: index 36 is not between 0 and 35.$"):
+        dataset[36]
+    dataset.attach(6, 6, rounds_to_remember=0)
+    assert dataset[3] == sampled(4, Mixture.proportional(SIZES), 0)[3]
+    with pytest.raises(ValueError, match="^MixedDataset: position 1 was asked for after 3, .*'sequential' in Training"):
+        dataset[1]
+    dataset.set_epoch(0)
+    assert list(dataset) == sampled(36, Mixture.proportional(SIZES), 0)
+    dataset.consume(6)
+    with pytest.raises(ValueError, match="^MixedDataset: epoch 1 begins at position 36, but .* 6 examples.*left early"):
+        dataset.set_epoch(1)
+
+
+def test_its_signature_and_its_copies_are_those_of_an_ordinary_class():
+    assert list(inspect.signature(MixedDataset).parameters) == ["datasets", "mixture", "seed", "batch_size"]
+    for parts in (sets(), {**sets(), "a": Flow("a", 5)}):
+        dataset = MixedDataset(parts, Mixture.proportional(SIZES), seed=4)
+        assert isinstance(dataset, MixedDataset)
+        assert isinstance(dataset, IterableDataset) == isinstance(parts["a"], Flow)
+        for twin in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
+            assert type(twin) is type(dataset)
+            assert next(iter(twin)) == next(iter(dataset))
+
+
+def test_a_state_of_other_data_is_refused():
+    mixture = Mixture.proportional(SIZES)
+    state = MixedDataset(sets(), mixture).state_dict()
+    with pytest.raises(
+        ValueError, match="^MixedDataset: state: 'c' is missing. Where the data were changed on purpose"
+    ):
+        MixedDataset(sets(), mixture).load_state_dict({**state, "sizes": {"a": 5, "b": 20}})
+    with pytest.raises(
+        ValueError, match="^MixedDataset: the state is of 6 examples of 'a', not 5 examples of it. Where the data"
+    ):
+        MixedDataset(sets(), mixture).load_state_dict({**state, "sizes": {**SIZES, "a": 6}})
+    flowing = MixedDataset({**sets(), "a": Flow("a", 5)}, mixture)
+    with pytest.raises(ValueError, match="^MixedDataset: the state is of 5 examples of 'a', not a stream of it. Where"):
+        flowing.load_state_dict(state)
+
+
+def test_a_reader_too_far_behind_is_our_mistake_and_no_wrong_draw():
+    rules = SharedRules(SIZES, capacity=8)
+    draws, known = Draws(Mixture.proportional(SIZES)), 0
+    for step in range(9):
+        assert rules.add(step, {"a": 0.1, "b": 0.1 + step / 100, "c": 0.8 - step / 100}) == step + 1
+        if step == 7:
+            assert rules.tell(draws.fork(), known) == 8
+    with pytest.raises(AssertionError, match="a reader fell behind"):
+        rules.tell(draws, known)
+
+
+def test_positions_are_exact_far_out():
+    dataset = MixedDataset(sets(), Mixture.proportional(SIZES))
+    state = dataset.state_dict()
+    far = 2**45
+    history = [[far, Mixture.uniform(SIZES).probabilities], [far + 1, Mixture.proportional(SIZES).probabilities]]
+    dataset.load_state_dict({**state, "position": far, "rules": history})
+    assert dataset.state_dict()["rules"] == history
