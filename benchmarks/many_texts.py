@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from multidds import Balancer, Mixture, Scorer, batches_of
 from multidds.probes.prober import Prober
-from multidds.rewards.mixed_batches import MixedProbes
+from multidds.rewards.mixed_batches import MixedBatches
 from multidds.sampling.sources import ProbeSources
 
 
@@ -92,7 +92,7 @@ class Reader:
         sources = ProbeSources("benchmark", {"train": self.train, "dev": self.dev}, seed)
         prober = Prober(model, loss, None, "train", seed, owner="benchmark")
         count = round(batches * len(self.names))
-        probes = MixedProbes(prober, example_losses, sources, count, count, None)
+        probes = MixedBatches(prober, example_losses, sources, count, count, None)
         wanted = dict.fromkeys(self.names, 1 / len(self.names))
         with prober.invisible():
             return probes.estimate(sources, tuple(self.names), wanted, 0).rewards

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from living_memory import LivingMemory
+from peak_tensor_memory import PeakTensorMemory
 from torch import nn
 
 from multidds import Balancer, Mixture, Scorer
@@ -98,7 +98,7 @@ def cost(n: int, size: int, repeat: int) -> dict[str, float]:
         ("plain", balancers["plain"].update),
         ("sketched", balancers["sketched"].update),
     ):
-        with LivingMemory() as memory:
+        with PeakTensorMemory() as memory:
             run()
         peaks[kind] = memory.peak
     median = {kind: statistics.median(values) for kind, values in seconds.items()}

@@ -140,7 +140,7 @@ def check_probes_are_invisible(rank, folder):
         gathered = list(model.head.parameters())
         assert not any(isinstance(p, DTensor) for p in gathered)
         assert balancer.knows_the_parameters
-        balancer.meet_new_parameters()  # which are the shards, not what is gathered
+        balancer.refresh_parameters()  # which are the shards, not what is gathered
         torch.manual_seed(7)
         before, grad = torch.get_rng_state(), balancer._prober.params[0].grad
         if with_update:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from living_memory import LivingMemory
+from peak_tensor_memory import PeakTensorMemory
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -293,20 +293,20 @@ def test_an_update_needs_one_vector_more_whatever_n_and_k_are(n):
     model = mlp(dtype=torch.float32, width=20000)
     vector = sum(p.numel() * 4 for p in model.parameters())
     small = batches(names, dtype=torch.float32)
-    with LivingMemory() as training:
+    with PeakTensorMemory() as training:
         loss(model, small["d0"][0]).backward()
     model.zero_grad()
     for reward in ("multidds", "multidds-s"):
         balancer = Balancer(Mixture.uniform(names), model, loss, train=small, dev=small, every=1, reward=reward)
-        with LivingMemory() as updating:
+        with PeakTensorMemory() as updating:
             balancer.step()
         assert updating.peak - training.peak < 1.3 * vector
     options = {"every": 1, "reward": "multidds", "step_ahead": 0.1}
     balancer = Balancer(Mixture.uniform(names), model, loss, train=small, dev=small, **options)
-    with LivingMemory() as ahead:
+    with PeakTensorMemory() as ahead:
         balancer.step()
     assert ahead.peak - training.peak < 3.3 * vector  # a copy of theta, t_i and v
-    with LivingMemory() as with_table:
+    with PeakTensorMemory() as with_table:
         probe(model, loss, small, small)  # K gradients beside the one that training has too
     assert (n - 0.5) * vector < with_table.peak - training.peak < (n + 0.5) * vector
 

@@ -226,7 +226,7 @@ def test_a_direction_of_other_parameters_is_refused_and_nothing_moves():
     del state["direction"]  # of a version that had none: it begins anew
     other.load_state_dict({**state, "tensors": {}})
     assert other.mixture.probabilities == balancer.mixture.probabilities
-    balancer.meet_new_parameters()
+    balancer.refresh_parameters()
     assert balancer._estimator._mixed.direction.updates == 0
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from multidds.rewards.memory import Estimates, numbered, shrunk
+from multidds.rewards.memory import RewardMemory, numbered, shrunk
 
 pytestmark = [
     pytest.mark.claim(
@@ -62,7 +62,7 @@ def test_in_a_known_world_beliefs_beat_looks_and_errors_are_true():
     rng = np.random.default_rng(0)
     n = 2000
     truth = rng.normal(0, 1, n)
-    estimates = Estimates([0] * n)
+    estimates = RewardMemory([0] * n)
     for _ in range(60):
         looks_at(estimates, truth, rng, 100, noise=2.0)
     belief = estimates.belief()
@@ -77,11 +77,11 @@ def test_in_a_known_world_beliefs_beat_looks_and_errors_are_true():
 
 def test_where_nothing_lasts_beliefs_fade_to_nothing():
     rng = np.random.default_rng(1)
-    estimates = Estimates([0] * 500)
+    estimates = RewardMemory([0] * 500)
     for _ in range(60):
         looks_at(estimates, np.zeros(500), rng, 100, noise=0.5, update_noise=1.0)
     assert np.abs(estimates.belief().advantages).max() < 0.35
-    lasting = Estimates([0] * 500)
+    lasting = RewardMemory([0] * 500)
     truth = rng.normal(0, 1, 500)
     for _ in range(60):
         looks_at(lasting, truth, rng, 100, noise=0.5, update_noise=1.0)
@@ -91,7 +91,7 @@ def test_where_nothing_lasts_beliefs_fade_to_nothing():
 def test_evidence_fades_with_its_age():
     rng = np.random.default_rng(2)
     truth = rng.normal(0, 1, 100)
-    estimates = Estimates([0] * 100)
+    estimates = RewardMemory([0] * 100)
     estimates.add(range(100), truth.tolist(), [0.5] * 100, 4)
     estimates.add(range(100), truth.tolist(), [0.5] * 100, 4)
     before = estimates.belief()
@@ -110,7 +110,7 @@ def test_the_scale_and_the_level_of_rewards_do_not_matter():
     r, e = rng.normal(0, 1, (4, 30)), rng.random((4, 30))
     beliefs = []
     for level, scale in ((0.0, 1.0), (7.0, 1e-4)):
-        estimates = Estimates([0] * 30)
+        estimates = RewardMemory([0] * 30)
         for rewards, errors in zip(r, e, strict=True):
             estimates.add(range(30), (level + scale * rewards).tolist(), (scale * errors).tolist(), 1)
         beliefs.append(estimates.belief())
@@ -120,7 +120,7 @@ def test_the_scale_and_the_level_of_rewards_do_not_matter():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_rewards_that_are_not_finite_change_nothing(bad):
-    estimates = Estimates([0, 0, 1])
+    estimates = RewardMemory([0, 0, 1])
     estimates.add([0, 1], [0.1, 0.2], None, 1)
     before = estimates.state_dict()
     assert not estimates.add([0, 2], [0.1, bad], None, 1)
@@ -129,7 +129,7 @@ def test_rewards_that_are_not_finite_change_nothing(bad):
 
 def test_equal_rewards_and_a_single_dataset_move_nothing():
     for n in (1, 5):
-        estimates = Estimates([0] * n)
+        estimates = RewardMemory([0] * n)
         for _ in range(5):
             assert estimates.add(range(n), [0.25] * n, [0.0] * n, 1)
         assert estimates.belief().advantages == [0.0] * n
@@ -139,7 +139,7 @@ def test_equal_rewards_and_a_single_dataset_move_nothing():
 @pytest.mark.parametrize("n", [3, 400])
 def test_a_state_survives_json_and_goes_on_exactly(n):
     rng = np.random.default_rng(4)
-    one, other = Estimates([i % 2 for i in range(n)]), Estimates([i % 2 for i in range(n)])
+    one, other = RewardMemory([i % 2 for i in range(n)]), RewardMemory([i % 2 for i in range(n)])
     for _ in range(3):
         one.add(range(0, n, 2), rng.normal(size=len(range(0, n, 2))).tolist(), None, 1)
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from multidds import Draws, Mixture, MixtureSampler
 from multidds.sampling.mixed_dataset import AnyOrder, MixedDataset
-from multidds.sampling.shared_mixtures import SharedRules
+from multidds.sampling.shared_mixtures import SharedMixtures
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on machines with few cores
 
@@ -306,7 +306,7 @@ def test_a_state_of_other_data_is_refused():
 
 
 def test_a_reader_too_far_behind_is_our_mistake_and_no_wrong_draw():
-    rules = SharedRules(SIZES, capacity=8)
+    rules = SharedMixtures(SIZES, capacity=8)
     draws, known = Draws(Mixture.proportional(SIZES)), 0
     for step in range(9):
         assert rules.add(step, {"a": 0.1, "b": 0.1 + step / 100, "c": 0.8 - step / 100}) == step + 1

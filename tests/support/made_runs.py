@@ -7,7 +7,7 @@ import json
 import math
 import random
 
-from multidds.nmt.common.checksummed import sha256, write_sealed
+from multidds.nmt.common.checksummed import sha256, write_checksummed
 from multidds.nmt.common.escaping import file_name
 from multidds.nmt.runs.records import record_line
 
@@ -32,7 +32,7 @@ def make_run(
              for name in names}  # fmt: skip
     facts = {"config": config, "data": f"fingerprint of {setting}", "direction": "many-to-one", "pairs": pairs}
     folder.mkdir(parents=True)
-    write_sealed(folder / "config.json", facts)
+    write_checksummed(folder / "config.json", facts)
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
     records = [{"kind": "start", "step": 0, "mixture": dict(shares)}]
     learned = mixture.get("method", "static") != "static"
@@ -125,7 +125,9 @@ def score(folder, names, setting, rng, quality):
 def write_scores(folder, scores):
     """scores.json for the texts that are there now."""
     texts = [*folder.glob("hypotheses/*"), *folder.glob("references/*")]
-    write_sealed(folder / "scores.json", {**scores, "files": {f"{p.parent.name}/{p.name}": sha256(p) for p in texts}})
+    write_checksummed(
+        folder / "scores.json", {**scores, "files": {f"{p.parent.name}/{p.name}": sha256(p) for p in texts}}
+    )
 
 
 def read_sealed_json(path):

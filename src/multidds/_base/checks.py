@@ -106,14 +106,14 @@ def check_step_ahead(where: str, step_ahead: float | None) -> None:
         raise ValueError(f"{where}: step_ahead must be a positive step size, but it is {step_ahead}.")
 
 
-def objection(rows: Iterable[Refusal]) -> str | None:
+def first_violation(rows: Iterable[Refusal]) -> str | None:
     """The sentence of the first row whose condition holds. Rows that a generator makes may stand on those before."""
     return next((sentence for holds, sentence in rows if holds), None)
 
 
 def refuse(where: str, rows: Iterable[Refusal], error: type[Exception] = ValueError) -> None:
     """An error with the sentence of the first row whose condition holds, if there is one."""
-    if (sentence := objection(rows)) is not None:
+    if (sentence := first_violation(rows)) is not None:
         raise error(f"{where}: {sentence}")
 
 

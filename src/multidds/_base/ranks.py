@@ -31,7 +31,7 @@ def place_among_ranks(where: str, rank: int | None, world_size: int | None) -> t
     return rank, world_size
 
 
-class Replicas:
+class Ranks:
     """The processes that train the same model now; made anew for every update."""
 
     def __init__(self, device: torch.device, group: Any = None) -> None:
@@ -40,7 +40,7 @@ class Replicas:
         self._group = group  # the process group of a DDP model; None is all processes
 
     @classmethod
-    def alone(cls, device: torch.device) -> "Replicas":
+    def alone(cls, device: torch.device) -> "Ranks":
         """This process, whatever others there are."""
         replicas = cls(device)
         replicas.rank, replicas.size = 0, 1
@@ -86,7 +86,7 @@ class Replicas:
         return values
 
     @contextmanager
-    def failing_together(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """An error inside the block on any rank is raised on every rank: one that went on alone would wait for ever."""
         if self.size == 1:
             yield

@@ -29,7 +29,7 @@ from ..probes.prober import Loss, Prober
 from ..rewards.estimate import Estimate
 from ..rewards.estimator import Estimator, parts_of
 from ..rewards.formulas import Reward
-from ..rewards.memory import Estimates, numbered
+from ..rewards.memory import RewardMemory, numbered
 from ..rewards.priorities import Priority
 from ..rules.anchored import Anchored, Believing, Tilt
 from ..rules.drift import Drift, distance
@@ -168,9 +168,9 @@ class Balancer:
         self._prior = [self.mixture[name] for name in self._order]
         self._anchor = self._start(rule, sizes, examples, dev)
         self._rule: Tilt | Believing | Logits | Rival = rule.started(self._prior)
-        self._estimates: Estimates | None = None
+        self._estimates: RewardMemory | None = None
         if groups is not None:
-            self._estimates = Estimates(numbered([groups.get(name) for name in self._order]))
+            self._estimates = RewardMemory(numbered([groups.get(name) for name in self._order]))
             self._rule = rule.believing() if isinstance(rule, Anchored) else self._rule
         self._steps, self._frozen = 0, False
         self._drift = Drift(None if isinstance(rule, Anchored) else rule.started(self._prior), self._anchor)
@@ -263,7 +263,7 @@ class Balancer:
         self.mixture.move(self._limits.applied(dict(zip(self._order, probabilities, strict=True)), step))
         return None
 
-    def _believed(self, estimates: Estimates, found: Estimate) -> list[float] | None:
+    def _believed(self, estimates: RewardMemory, found: Estimate) -> list[float] | None:
         """The step of the rule by what is believed of every dataset after these looks at a part of them."""
         names = [name for name in self._order if name in found.rewards]
         places = {name: place for place, name in enumerate(self._order)}
@@ -323,11 +323,11 @@ class Balancer:
         """False where some were replaced or unfrozen since its construction: the next update would be refused."""
         return self._prober.knows_the_parameters
 
-    def meet_new_parameters(self) -> None:
+    def refresh_parameters(self) -> None:
         """From now on probe the trainable parameters that the model has now, for models that unfreeze or replace some
         while they train. Moving averages of other parameters are forgotten; all else is kept.
         """
-        self._estimator.meet_new_parameters()
+        self._estimator.refresh_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next updates depend on, the mixture included; not the model, not the arguments.

@@ -101,7 +101,7 @@ class DevSets:
         }
         if not self.weights.ranks_by_probe:
             return lazily
-        with self._prober.replicas.failing_together():
+        with self._prober.replicas.raise_on_all_ranks():
             return {name: list(batches) for name, batches in lazily.items()}
 
     def _loss(self, batches: Mapping[str, Iterable[Numbered]], name: str) -> float:

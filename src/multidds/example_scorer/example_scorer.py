@@ -202,13 +202,13 @@ class ExampleScorer:
         with prober.invisible():
             self._check_replicas(step)
             replicas = prober.replicas
-            with replicas.failing_together():  # what can be refused is, before anything is drawn
+            with replicas.raise_on_all_ranks():  # what can be refused is, before anything is drawn
                 rows = network.rows(batch)
                 if not network.small:
                     with torch.no_grad():
                         network.scores(batch, rows, None)
             wanted = self._dev.look()
-            with replicas.failing_together():
+            with replicas.raise_on_all_ranks():
                 rewards, losses = self._slopes(batch, wanted, number)
             skipped = wanted.trouble or self._trouble(losses, rewards)
             probabilities = torch.full_like(rewards, float("nan"))
@@ -230,7 +230,7 @@ class ExampleScorer:
     def _learn(self, batch: Any, rows: Tensor | None, losses: Tensor, rewards: Tensor) -> tuple[Tensor, str | None]:
         """(P before, why nothing was learned): psi moves by the mean of R grad log P."""
         replicas = self._prober.replicas
-        with replicas.failing_together():
+        with replicas.raise_on_all_ranks():
             if not self._network.small:
                 scores = self._network.scores(batch, rows, losses, len(losses))
             else:

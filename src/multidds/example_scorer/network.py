@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .._base.ranks import Replicas
+from .._base.ranks import Ranks
 from ..probes.example_slopes import first_not_finite, one_per_example
 from .replay_buffer import RecentRewards
 from .small_network import FeatureNetwork, sums_of
@@ -113,7 +113,7 @@ class ExampleNetwork:
         self._network = FeatureNetwork(count, self._seed).to(device)
         self._optimizer = _started(self._network, self._optimizer_of, _LR)
 
-    def meet(self, rows: Tensor | None, losses: Tensor, replicas: Replicas) -> None:
+    def meet(self, rows: Tensor | None, losses: Tensor, replicas: Ranks) -> None:
         """For the default network: let running statistics see a batch, that of all replicas."""
         numbers = self._numbers(rows, losses)
         if self._network is None:
@@ -123,13 +123,13 @@ class ExampleNetwork:
         replicas.average([sums])
         self._network.standard.add(sums * replicas.size)
 
-    def study(self, rows: Tensor | None, losses: Tensor, rewards: Tensor, replicas: Replicas) -> str | None:
+    def study(self, rows: Tensor | None, losses: Tensor, rewards: Tensor, replicas: Ranks) -> str | None:
         """For the default network: steps along R grad log P over the examples of recent updates, of all replicas."""
         everyone = replicas.gathered((self._numbers(rows, losses).cpu(), rewards.cpu()))
         numbers, of_all = (torch.cat(parts).to(losses.device) for parts in zip(*everyone, strict=True))
         self._recent.add(numbers, of_all)
         numbers, known = self._recent.scaled()
-        alone = Replicas.alone(losses.device)
+        alone = Ranks.alone(losses.device)
         for _ in range(self._inner_steps):
             scores = self._default(numbers)
             with torch.no_grad():
@@ -149,7 +149,7 @@ class ExampleNetwork:
     def enough(self) -> int:
         return min(_ENOUGH, self._recent.updates)
 
-    def learn(self, scores: Tensor, pull: Tensor, replicas: Replicas) -> str | None:
+    def learn(self, scores: Tensor, pull: Tensor, replicas: Ranks) -> str | None:
         """One step of the optimizer along sum_j pull_j grad score_j over all replicas; or why there was none."""
         assert self._network is not None
         assert self._optimizer is not None

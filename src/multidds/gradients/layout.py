@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.ranks import Replicas
+from .._base.ranks import Ranks
 from . import vectors as gradients
 from .vectors import Gradient
 
@@ -57,7 +57,7 @@ class Shards(Whole):
         mesh, placements = params[0].device_mesh, params[0].placements
         shards = len(placements) - 1  # the dimension of the mesh over which they are sharded: the last
         self._params = params
-        self._group = Replicas(params[0].device, mesh.get_group(shards))
+        self._group = Ranks(params[0].device, mesh.get_group(shards))
         self._cuts = [self._cut(p.shape, p.placements[shards].dim) for p in params]
 
     def _cut(self, shape: Sequence[int], dim: int) -> tuple[int, int, int]:

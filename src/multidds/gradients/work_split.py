@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._base.ranks import Replicas
+from .._base.ranks import Ranks
 from .vectors import Gradient, wide
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def owners_of(names: Sequence[str], alike: Iterable[str], batches: int, ranks: i
 
 
 def alike_on_all(
-    replicas: Replicas,
+    replicas: Ranks,
     names: Mapping[str, Sequence[str]],
     example: Callable[[str, str], Any],
     trial: Callable[[str, str], Any],
@@ -46,7 +46,7 @@ def alike_on_all(
     names: {role: sets}. example: (role, name) -> something to compare. trial: (role, name) -> a batch. talks: (role,
     name, batch) -> whether the loss of the batch needs other ranks; asked for one set of each role.
     """
-    with replicas.failing_together():
+    with replicas.raise_on_all_ranks():
         mine = {role: {name: digest(example(role, name)) for name in sets} for role, sets in names.items()}
     everyones = replicas.gathered(mine)
     alike = {
@@ -54,7 +54,7 @@ def alike_on_all(
         for role, of in mine.items()
     }
     heard = False
-    with replicas.failing_together():
+    with replicas.raise_on_all_ranks():
         for role, sets in names.items():
             for first in [name for name in sets if name in alike[role]][:1]:
                 heard |= talks(role, first, trial(role, first))
@@ -99,7 +99,7 @@ def _contents(value: Any) -> Iterator[bytes]:
         raise TypeError
 
 
-class Sharing:
+class WorkSplit:
     """One update that the ranks have shared out.
 
     replicas: the ranks. owners: {"dev" or "train": {name: rank}}. params: what the gradients are of. alone: the context
@@ -108,7 +108,7 @@ class Sharing:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: Ranks,
         owners: Mapping[str, Mapping[str, int]],
         params: Sequence[Tensor],
         alone: Callable[[], AbstractContextManager[None]],
@@ -125,7 +125,7 @@ class Sharing:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Around what this rank does alone; an error there is everyone's."""
-        with self._replicas.failing_together(), self._alone():
+        with self._replicas.raise_on_all_ranks(), self._alone():
             yield
 
     def gathered(self, value: T) -> list[T]:

@@ -8,9 +8,9 @@ from torch import Tensor
 from ..gradients.layout import Whole
 from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient, dot, wide
-from ..gradients.work_split import Sharing
+from ..gradients.work_split import WorkSplit
 from .alignment import Alignment
-from .sweep import Look, Losses
+from .sweep import Losses, ProbedGradient
 
 
 class Table:
@@ -36,11 +36,11 @@ class Table:
         self._dev_dev: dict[str, Tensor] = {}  # [dev, dev] each; of the first dataset, or of each
         self._train_norms: dict[str, float] = {}
 
-    def dev(self, look: Look) -> None:
-        self.add_dev(look.name, self._kept(look.gradient))
+    def dev(self, probed: ProbedGradient) -> None:
+        self.add_dev(probed.name, self._kept(probed.gradient))
 
-    def train(self, look: Look) -> None:
-        self.add_train(look.name, self._kept(look.gradient))
+    def train(self, probed: ProbedGradient) -> None:
+        self.add_train(probed.name, self._kept(probed.gradient))
 
     def add_dev(self, name: str, dev: Tensor) -> None:
         self._devs[name] = dev
@@ -57,7 +57,7 @@ class Table:
         if self._step_ahead:
             self._devs = {}
 
-    def join(self, role: str, sharing: Sharing) -> None:
+    def join(self, role: str, sharing: WorkSplit) -> None:
         if role == "train":
             self._train_norms = sharing.joined(self._train_norms)
         if self._step_ahead:
@@ -150,15 +150,15 @@ class Halves:
         rest = self._tables[0].sketch(gradient) - (odd if number % 2 == 0 else even)  # sketches are linear
         self._sums = [rest, odd] if number % 2 == 0 else [even, rest]
 
-    def dev(self, look: Look) -> None:
+    def dev(self, probed: ProbedGradient) -> None:
         for table, half in zip(self._tables, self._split(), strict=True):
-            table.add_dev(look.name, half)
+            table.add_dev(probed.name, half)
 
-    def train(self, look: Look) -> None:
+    def train(self, probed: ProbedGradient) -> None:
         for table, half in zip(self._tables, self._split(), strict=True):
-            table.add_train(look.name, half)
+            table.add_train(probed.name, half)
 
-    def join(self, role: str, sharing: Sharing) -> None:
+    def join(self, role: str, sharing: WorkSplit) -> None:
         for table in self._tables:
             table.join(role, sharing)
 

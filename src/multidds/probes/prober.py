@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .._base.checks import check_step_ahead
 from .._base.randomness import derive, preserved, seed_all
-from .._base.ranks import Replicas
+from .._base.ranks import Ranks
 from ..gradients.parallel_models import Listener, layout_of, parameters_of, resharded, set_aside, unwrapped
 from ..gradients.vectors import Gradient, added, wide
 from .alignment import Alignment
@@ -47,9 +47,9 @@ class Prober:
         self._loss, self._dev_loss, self._mode, self.seed = loss, dev_loss or loss, mode, seed
         self._chosen = None if params is None else set(params)
         self._owner = owner
-        self.meet_parameters()
+        self.refresh_parameters()
 
-    def meet_parameters(self) -> None:
+    def refresh_parameters(self) -> None:
         """Take the trainable parameters, or those of them that were chosen, as they are now."""
         trainable, chosen = self._trainable(), self._chosen
         if chosen is not None:
@@ -63,7 +63,7 @@ class Prober:
         self._refuse_hooks()
         self.layout, group = layout_of(self.model, self.params, self.names, self._owner)
         self._group = group if self.layout.sharded else self._group
-        self.replicas = Replicas(self.params[0].device, self._group)
+        self.replicas = Ranks(self.params[0].device, self._group)
 
     def _trainable(self) -> dict[Tensor, str]:
         return {p: name for name, p in parameters_of(self.model).items() if p.requires_grad}
@@ -101,7 +101,7 @@ class Prober:
                 raise ValueError(
                     f"{self._owner}: parameters were replaced or unfrozen since its construction; make a new one."
                 )
-            self.replicas = Replicas(self.params[0].device, self._group)
+            self.replicas = Ranks(self.params[0].device, self._group)
             self._devices = sorted({t.device for t in [*self.model.parameters(), *self.model.buffers()]}, key=str)
             with self._put_back(), preserved(self._devices), torch.inference_mode(False), torch.enable_grad():
                 yield
@@ -132,7 +132,7 @@ class Prober:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """In the block this process takes gradients without the other replicas, and all batches of each."""
-        together, self.replicas = self.replicas, Replicas.alone(self.params[0].device)
+        together, self.replicas = self.replicas, Ranks.alone(self.params[0].device)
         try:
             yield
         finally:
@@ -240,7 +240,7 @@ class Prober:
 
     def _failing_together(self) -> AbstractContextManager[None]:
         """Passes of a sharded model wait for each other, so that nobody would hear of an error in one: see `_drawn`."""
-        return nullcontext() if self.layout.sharded else self.replicas.failing_together()
+        return nullcontext() if self.layout.sharded else self.replicas.raise_on_all_ranks()
 
     def _drawn(self, batches: Iterable[Numbered]) -> Iterator[Numbered]:
         """Where the passes themselves need all ranks, a batch that cannot be drawn is an error on all before them."""
@@ -249,7 +249,7 @@ class Prober:
             return
         iterator = iter(batches)
         while True:
-            with self.replicas.failing_together():
+            with self.replicas.raise_on_all_ranks():
                 numbered = next(iterator, None)
             if numbered is None:
                 return
@@ -352,8 +352,8 @@ def probe(
     return table.alignment(losses, list(train_batches))
 
 
-def _check_batches(given: Mapping[str, Mapping[str, Sequence[Any]]], replicas: Replicas) -> None:
-    with replicas.failing_together():
+def _check_batches(given: Mapping[str, Mapping[str, Sequence[Any]]], replicas: Ranks) -> None:
+    with replicas.raise_on_all_ranks():
         for role, sets in given.items():
             if not sets:
                 raise ValueError(f"probe: {role}_batches is empty.")

@@ -2,7 +2,7 @@
 
 `sweep` decides the order: first the dev sets, then the datasets; with step-ahead the dev sets anew for every dataset.
 Collectors see each gradient once, before it is forgotten: `Direction` makes the paper's rewards with one vector,
-`Losses` and `Findings` keep the losses and what is not finite, `table.Table` the inner products of an `Alignment`.
+`Losses` and `NonFinite` keep the losses and what is not finite, `table.Table` the inner products of an `Alignment`.
 Where ranks have shared the gradients out, each sees its own, and `join` brings what the others have made of theirs.
 """
 
@@ -15,11 +15,11 @@ from typing import Protocol, TypeAlias
 
 from ..gradients.layout import Whole
 from ..gradients.vectors import Gradient, added
-from ..gradients.work_split import Sharing
+from ..gradients.work_split import WorkSplit
 
 
 @dataclass
-class Look:
+class ProbedGradient:
     """One gradient on its way through the collectors."""
 
     name: str
@@ -35,11 +35,11 @@ class Look:
 class Collector(Protocol):
     """Sees the dev sets that belong to a dataset, then the dataset."""
 
-    def dev(self, look: Look) -> None: ...
+    def dev(self, probed: ProbedGradient) -> None: ...
 
-    def train(self, look: Look) -> None: ...
+    def train(self, probed: ProbedGradient) -> None: ...
 
-    def join(self, role: str, sharing: Sharing) -> None:
+    def join(self, role: str, sharing: WorkSplit) -> None:
         """This rank and the others have seen their shares of the dev sets or of the datasets; from here on, all."""
 
 
@@ -53,7 +53,7 @@ def sweep(
     collectors: Sequence[Collector],
     *,
     layout: Whole,
-    sharing: Sharing | None = None,
+    sharing: WorkSplit | None = None,
     ahead: Callable[[Gradient], AbstractContextManager[None]] | None = None,
     metric: Callable[[Gradient], Gradient] | None = None,
 ) -> None:
@@ -66,10 +66,10 @@ def sweep(
 
     def look_at_dev_sets(names: Iterable[str]) -> None:
         for name in names:
-            look = Look(name, *dev[name](), layout)
+            probed = ProbedGradient(name, *dev[name](), layout)
             for collector in collectors:
-                collector.dev(look)
-            del look  # forgotten before the next pass makes another
+                collector.dev(probed)
+            del probed  # forgotten before the next pass makes another
 
     def look_at_datasets(names: Iterable[str]) -> None:
         for name in names:
@@ -77,11 +77,11 @@ def sweep(
             if ahead is not None:
                 with ahead(gradient):
                     look_at_dev_sets(dev)
-            look = Look(name, gradient if metric is None else metric(gradient), loss, layout)
+            probed = ProbedGradient(name, gradient if metric is None else metric(gradient), loss, layout)
             del gradient
             for collector in collectors:
-                collector.train(look)
-            del look
+                collector.train(probed)
+            del probed
 
     phases: list[tuple[str, Mapping[str, Taken], Callable[[Iterable[str]], None]]]
     phases = [("dev", dev, look_at_dev_sets), ("train", train, look_at_datasets)]
@@ -109,24 +109,24 @@ class Direction:
         self.rewards: dict[str, float] = {}
         self.cancelled = False  # the weighted dev gradients summed to zero
 
-    def dev(self, look: Look) -> None:
+    def dev(self, probed: ProbedGradient) -> None:
         if self._length is not None:  # the dev sets of another dataset begin
             self._sum = self._length = None
-        if weight := self._weights[look.name]:
-            self._sum = added(self._sum, look.gradient, weight / (look.norm or 1.0) if self._stabilized else weight)
+        if weight := self._weights[probed.name]:
+            self._sum = added(self._sum, probed.gradient, weight / (probed.norm or 1.0) if self._stabilized else weight)
 
-    def train(self, look: Look) -> None:
+    def train(self, probed: ProbedGradient) -> None:
         assert self._sum is not None
         if self._length is None:
             self._length = self._layout.norm(self._sum)
         self.cancelled |= self._length == 0
-        if look.norm == 0 or self._length == 0:
-            self.rewards[look.name] = 0.0
+        if probed.norm == 0 or self._length == 0:
+            self.rewards[probed.name] = 0.0
         else:
             scale = 1.0 if self._stabilized else self._length
-            self.rewards[look.name] = self._layout.dot(look.gradient, self._sum) / look.norm / scale
+            self.rewards[probed.name] = self._layout.dot(probed.gradient, self._sum) / probed.norm / scale
 
-    def join(self, role: str, sharing: Sharing) -> None:
+    def join(self, role: str, sharing: WorkSplit) -> None:
         if role == "dev":
             self._sum = sharing.summed(self._sum)
         else:
@@ -143,15 +143,15 @@ class Losses:
         self.of_dev: dict[str, float] = {}
         self.of_train: dict[str, float] = {}
 
-    def dev(self, look: Look) -> None:
-        assert look.loss is not None
-        self.of_dev[look.name] = self.of_dev.get(look.name, 0.0) + look.loss / self._looks
+    def dev(self, probed: ProbedGradient) -> None:
+        assert probed.loss is not None
+        self.of_dev[probed.name] = self.of_dev.get(probed.name, 0.0) + probed.loss / self._looks
 
-    def train(self, look: Look) -> None:
-        if look.loss is not None:
-            self.of_train[look.name] = look.loss
+    def train(self, probed: ProbedGradient) -> None:
+        if probed.loss is not None:
+            self.of_train[probed.name] = probed.loss
 
-    def join(self, role: str, sharing: Sharing) -> None:
+    def join(self, role: str, sharing: WorkSplit) -> None:
         if role == "train":
             self.of_train = sharing.joined(self.of_train)
         if role == "dev" or self._looks > 1:  # with step-ahead every rank has looked at all dev sets for its datasets
@@ -165,7 +165,7 @@ class Losses:
         self.of_train = {name: self.of_train[name] for name in train if name in self.of_train}
 
 
-class Findings:
+class NonFinite:
     """Which numbers of an update are zero, and which are not finite, so that the mixture must not move."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -173,12 +173,12 @@ class Findings:
         self._zero: list[Finding] = []
         self._not_finite: list[Finding] = []
 
-    def dev(self, look: Look) -> None:
-        if self._weights[look.name]:
-            self.check("gradient", "dev set", {look.name: look.norm})
+    def dev(self, probed: ProbedGradient) -> None:
+        if self._weights[probed.name]:
+            self.check("gradient", "dev set", {probed.name: probed.norm})
 
-    def train(self, look: Look) -> None:
-        self.check("gradient", "dataset", {look.name: look.norm})
+    def train(self, probed: ProbedGradient) -> None:
+        self.check("gradient", "dataset", {probed.name: probed.norm})
 
     def check(self, what: str, kind: str, values: Mapping[str, float]) -> None:
         """Remember losses, norms of gradients or rewards that are not finite, and gradients that are zero."""
@@ -188,7 +188,7 @@ class Findings:
             elif value == 0 and what == "gradient":
                 self._zero.append((what, kind, name))
 
-    def join(self, role: str, sharing: Sharing) -> None:
+    def join(self, role: str, sharing: WorkSplit) -> None:
         parts = sharing.gathered((self._zero, self._not_finite))
         self._zero = [each for zero, _ in parts for each in zero]
         self._not_finite = [each for _, not_finite in parts for each in not_finite]

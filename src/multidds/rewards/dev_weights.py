@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._base.checks import by_name, check_names, check_state, is_number
-from .._base.ranks import Replicas
+from .._base.ranks import Ranks
 from . import priorities
 
 
@@ -54,10 +54,10 @@ class DevWeights:
             return self._losses or dict.fromkeys(self.names, 0.0)
         return {name: measured(name) for name in self.names}
 
-    def weights(self, ranking: Mapping[str, float], replicas: Replicas) -> dict[str, float]:
+    def weights(self, ranking: Mapping[str, float], replicas: Ranks) -> dict[str, float]:
         """The same bits on every rank; where a loss is not finite, and nothing will be learned, equal ones."""
         finite = all(map(math.isfinite, ranking.values()))
-        with replicas.failing_together():
+        with replicas.raise_on_all_ranks():
             weights = priorities.weights_of(self._priority if finite else "regular", ranking)
         weights = replicas.gathered(weights)[0]
         return {name: weights[name] for name in self.names}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._base.ranks import Replicas
+from .._base.ranks import Ranks
 from ..probes.alignment import Alignment
 from ..probes.alignment_table import Halves, Table
-from ..probes.sweep import Direction, Findings, Losses
+from ..probes.sweep import Direction, Losses, NonFinite
 from .formulas import Reward, multidds, multidds_s, redraw_noise
 
 # {name: does v sum the dev gradients themselves, or their directions?}
@@ -40,7 +40,7 @@ class Swept:
     """What the collectors of one update have seen."""
 
     losses: Losses
-    findings: Findings
+    findings: NonFinite
     direction: Direction | None
     table: Table | None
     halves: Halves | None
@@ -52,12 +52,12 @@ def estimate_of(
     names: Sequence[str],
     weights: Mapping[str, float],
     counting: Mapping[str, float],
-    replicas: Replicas,
+    replicas: Ranks,
 ) -> Estimate:
     """names: the datasets that were looked at. weights: of all dev sets; counting: of those that were looked at."""
     losses, findings, direction = swept.losses, swept.findings, swept.direction
     alignment = None if swept.table is None else swept.table.alignment(losses, names)
-    with replicas.failing_together():
+    with replicas.raise_on_all_ranks():
         found = direction.rewards if direction is not None else _custom(reward, names, alignment, weights)
         rewards: dict[str, float] = {name: found[name] for name in names}
     rewards = replicas.gathered(rewards)[0]

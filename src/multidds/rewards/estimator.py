@@ -18,17 +18,17 @@ from ..balancer.pace import Pace
 from ..gradients.averages import MovingAverages
 from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient
-from ..gradients.work_split import Sharing, alike_on_all, owners_of
+from ..gradients.work_split import WorkSplit, alike_on_all, owners_of
 from ..probes.alignment_table import Halves, Table, sketcher_of
 from ..probes.example_slopes import ExampleLosses, refuse_narrow
 from ..probes.metric import AdamMetric
 from ..probes.prober import Loss, Numbered, Prober
-from ..probes.sweep import Direction, Findings, Losses, Taken, sweep
+from ..probes.sweep import Direction, Losses, NonFinite, Taken, sweep
 from ..sampling.sources import ProbeSources
 from .dev_weights import DevWeights
 from .estimate import STABILIZED, Estimate, Swept, estimate_of
 from .formulas import Reward
-from .mixed_batches import MixedProbes
+from .mixed_batches import MixedBatches
 from .rotation import Rotation
 
 _NOISE_BUCKETS = 2**15  # of the sketches of both halves: cosines to 0.005, well below the noise that is looked for
@@ -84,7 +84,7 @@ class Estimator:
         parts: Parts | None = None,
     ) -> None:
         self._names, self._parts = tuple(names), parts
-        self._mixed: MixedProbes | None = None
+        self._mixed: MixedBatches | None = None
         self._prober, self._sources = prober, sources
         self._reward, self._step_ahead, self._sketch = reward, step_ahead, sketch
         self._batches, self._given_total = batches, total
@@ -100,14 +100,14 @@ class Estimator:
         plain = step_ahead is None and optimizer is None and reward != "moving-average"
         compared = self._total // (prober.replicas.size if prober.layout.sharded else 1)
         self._noise_sketcher = Sketcher(_NOISE_BUCKETS) if noise and plain and compared > 1 else None
-        self._meet_parameters()
+        self._refresh_parameters()
         self.dev = DevWeights("Balancer", dev_names)
         self._rounds = 0
         self._seen: dict[str, float] = {}  # the last losses of dev sets, where they are looked at in parts and ranked
         if parts is not None and parts.losses is not None:
             refuse_narrow("Balancer", prober)
             by_set = partial(self._dev_gradient, {}, None) if parts.by_set else None
-            self._mixed = MixedProbes(prober, parts.losses, sources, *parts.batches, by_set)
+            self._mixed = MixedBatches(prober, parts.losses, sources, *parts.batches, by_set)
 
     def _over_all_ranks(self) -> int:
         """Probe batches of each dataset and dev set, over all ranks that there are now."""
@@ -119,7 +119,7 @@ class Estimator:
             )
         return total
 
-    def _meet_parameters(self) -> None:
+    def _refresh_parameters(self) -> None:
         prober = self._prober
         self._metric = None if self._optimizer is None else AdamMetric(self._optimizer, prober)
         self._averages = None
@@ -128,11 +128,11 @@ class Estimator:
             params = dict(zip(prober.names, prober.params, strict=True))
             self._averages = MovingAverages(params, self._decay, prober.layout, known)
 
-    def meet_new_parameters(self) -> None:
-        self._prober.meet_parameters()
-        self._meet_parameters()
+    def refresh_parameters(self) -> None:
+        self._prober.refresh_parameters()
+        self._refresh_parameters()
         if self._mixed is not None:
-            self._mixed.meet_parameters()
+            self._mixed.refresh_parameters()
 
     def observe(self, name: str) -> None:
         """For moving averages: .grad now holds a gradient of this dataset."""
@@ -200,7 +200,7 @@ class Estimator:
     ) -> Swept:
         """The gradients of these datasets, and of the dev sets that have weights."""
         prober = self._prober
-        losses, findings = Losses(len(names) if self._step_ahead else 1), Findings(weights)
+        losses, findings = Losses(len(names) if self._step_ahead else 1), NonFinite(weights)
         findings.check("loss", "dev set", ranking)
         stabilized = None if callable(self._reward) else STABILIZED[self._reward]
         direction = None if stabilized is None else Direction(weights, stabilized, prober.layout)
@@ -224,7 +224,7 @@ class Estimator:
             findings.arrange(self.dev.names, names)
         return Swept(losses, findings, direction, table, halves)
 
-    def _sharing(self, dev: list[str]) -> Sharing | None:
+    def _sharing(self, dev: list[str]) -> WorkSplit | None:
         """Who takes which gradients; None: all ranks take all of them, together. dev: the dev sets to be taken."""
         prober, alike = self._prober, self._known_alike()
         if not any(alike.values()):
@@ -235,7 +235,7 @@ class Estimator:
             owners["dev"] = owners_of(dev, alike["dev"], self._total, size)
         elif self._step_ahead and not self._dev_alike():
             return None
-        return Sharing(prober.replicas, owners, prober.params, prober.alone)
+        return WorkSplit(prober.replicas, owners, prober.params, prober.alone)
 
     def _known_alike(self) -> dict[str, set[str]]:
         """The sets of each role that any rank can take. Looked up once."""
@@ -251,9 +251,9 @@ class Estimator:
         """Whether one rank can take all dev sets, as it must for a step ahead on a dataset of its own."""
         return self._known_alike()["dev"] == set(self.dev.names)
 
-    def _skip_others(self, sharing: Sharing) -> None:
+    def _skip_others(self, sharing: WorkSplit) -> None:
         """Sources that have a place go past what other ranks have taken."""
-        with self._prober.replicas.failing_together():
+        with self._prober.replicas.raise_on_all_ranks():
             for role in ("dev", "train"):
                 for name in sharing.of(role):
                     if not sharing.mine(role, [name]):
@@ -284,7 +284,7 @@ class Estimator:
         if self._parts is not None or (self._step_ahead is None and not self.dev.ranks_by_probe):
             return {}
         apart = self._step_ahead is not None and self._dev_alike()
-        with self._prober.replicas.failing_together(), self._prober.alone() if apart else nullcontext():
+        with self._prober.replicas.raise_on_all_ranks(), self._prober.alone() if apart else nullcontext():
             return {name: list(self._batches_of("dev", name)) for name in self.dev.names}
 
     def _dev_batches_of(self, kept: Mapping[str, list[Numbered]], name: str) -> Iterable[Numbered]:
@@ -313,7 +313,7 @@ class Estimator:
             if weights.get(name) or self._sketch
         }
 
-    def _train_gradients(self, names: Iterable[str], findings: Findings, after_each: AfterEach) -> dict[str, Taken]:
+    def _train_gradients(self, names: Iterable[str], findings: NonFinite, after_each: AfterEach) -> dict[str, Taken]:
         def probed(name: str) -> tuple[Gradient, float]:
             key = ("train", name, self._rounds)
             gradient, loss = self._prober.gradient(key, self._batches_of("train", name), self._total, after_each)

@@ -28,7 +28,7 @@ _NUMBERS = ("level", "scale", "spread", "pairs", "products")
 
 
 @dataclass(frozen=True)
-class Belief:
+class Posterior:
     """What is believed of every dataset, in the order of the names."""
 
     rewards: list[float]
@@ -37,7 +37,7 @@ class Belief:
     trusted: list[float]  # what of each advantage is its own looks', not its group's: 0 to 1
 
 
-class Estimates:
+class RewardMemory:
     """The looks at n datasets so far. groups: the number of the group of each."""
 
     def __init__(self, groups: Sequence[int]) -> None:
@@ -113,12 +113,12 @@ class Estimates:
         seen = np.divide(self._totals, self._weights, out=np.zeros_like(self._totals), where=self._weights > 0)
         return shrunk(seen, weight, self._groups, self._lasting())
 
-    def belief(self) -> Belief:
+    def belief(self) -> Posterior:
         mean, variance, trust = self._believed()
         spread = math.sqrt(self._spread)
         z = np.clip(mean / spread, -_FURTHEST, _FURTHEST) if spread > 0 else np.zeros_like(mean)
         rewards, errors = self._level + self._scale * mean, self._scale * np.sqrt(variance)
-        return Belief(rewards.tolist(), errors.tolist(), z.tolist(), trust.tolist())
+        return Posterior(rewards.tolist(), errors.tolist(), z.tolist(), trust.tolist())
 
     def state_dict(self) -> dict[str, Any]:
         arrays = {word: packed(getattr(self, f"_{word}").tolist()) for word in _ARRAYS}

@@ -37,7 +37,7 @@ class Mixed:
     notes: tuple[str, ...]
 
 
-class MixedProbes:
+class MixedBatches:
     """Mixed probes of one model. train, dev: batches of an update, over all replicas."""
 
     def __init__(
@@ -54,13 +54,13 @@ class MixedProbes:
         """
         self._prober, self._losses = prober, losses
         self._batches, self._by_set = {"train": train, "dev": dev}, by_set
-        self.meet_parameters()
+        self.refresh_parameters()
         self._mixing = {role: sources.mixing(role) for role in (("train",) if by_set else ("train", "dev"))}
         # With two examples or more in each, no batch is empty. Ranks that hold shards make their passes together.
         if prober.layout.sharded and any(size < 2 for size, _ in self._mixing.values()):
             raise ValueError(f"{_OWNER}: a sharded model needs probe batches of at least two examples; see batches_of.")
 
-    def meet_parameters(self) -> None:
+    def refresh_parameters(self) -> None:
         prober = self._prober
         self.direction = MeanDirection(dict(zip(prober.names, prober.params, strict=True)), prober.layout)
 
@@ -120,7 +120,7 @@ class MixedProbes:
             assert vector is not None
             return vector, losses
         replicas, total = self._prober.replicas, self._batches["dev"]
-        with replicas.failing_together():
+        with replicas.raise_on_all_ranks():
             drawn = self._drawn("dev", tuple(dev), update)
         each = max(1, total * self._mixing["dev"][0] // len(dev))
         seen: list[tuple[str, float]] = []
@@ -144,7 +144,7 @@ class MixedProbes:
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """{dataset: (slopes, losses) of its examples}, the same on every rank."""
         prober = self._prober
-        with prober.replicas.failing_together():
+        with prober.replicas.raise_on_all_ranks():
             drawn = self._drawn("train", names, update)
             numbered = [(j, batch) for j, batch, _ in drawn]
             sizes = {j: len(each) for j, _, each in drawn}

@@ -19,7 +19,7 @@ from .._base.checks import check_state, is_count, is_finite, is_number
 from .._base.packing import are_packed, packed, unpacked
 
 if TYPE_CHECKING:
-    from ..rewards.memory import Belief
+    from ..rewards.memory import Posterior
 
 _FURTHEST = 3.0  # standard deviations: one dataset among thousands that differs must not be all that counts
 _USELESS = 0.5  # of the reward that is usual: one that is certainly lower is cut
@@ -200,7 +200,7 @@ class Believing:
         self._settings = settings
         self.signal = math.nan  # what of all advantages is the datasets' own evidence, 0 to 1
 
-    def tilted(self, anchor: Sequence[float], belief: "Belief", looks: Sequence[int]) -> list[float]:
+    def tilted(self, anchor: Sequence[float], belief: "Posterior", looks: Sequence[int]) -> list[float]:
         """The new probabilities.
 
         anchor: the mixture to tilt. belief: what is believed of every dataset, so that an advantage counts as far as

@@ -15,7 +15,7 @@ from .._base.carrying import HINT
 from .._base.checks import by_name, check_names, check_sizes, check_state, check_whole, is_count, is_state
 from ..mixture.mixture import Mixture, check_mixture
 from .draws import Draws, Order
-from .shared_mixtures import SharedRules, shared
+from .shared_mixtures import SharedMixtures, shared
 
 
 class MixedDataset(Dataset[Any]):
@@ -83,7 +83,7 @@ class MixedDataset(Dataset[Any]):
         self._consumed = draws  # by training; without a callback: before this epoch
         self._seed = draws.seed
         self._orders = {name: Order(draws.seed, name, size) for name, size in self._sized.items()}
-        self._rules, self._known = SharedRules(self.mixture.names, self._capacity), 0  # for readers in workers
+        self._rules, self._known = SharedMixtures(self.mixture.names, self._capacity), 0  # for readers in workers
         self._epoch.zero_()
 
     def attach(self, step: int, unit: int, rounds_to_remember: int, whole: int = 1) -> None:

@@ -13,7 +13,7 @@ from ..mixture.mixture import Mixture
 from .draws import Draws
 
 
-class SharedRules:
+class SharedMixtures:
     """The last `capacity` mixtures and the positions from which on they rule; the process that learns adds them."""
 
     def __init__(self, names: Sequence[str], capacity: int) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from toy_runs import Silent, small_config
 
 from multidds.nmt.commands.verify import verify
-from multidds.nmt.common.checksummed import check_digest, read_sealed, sealed, sha256, write_sealed
+from multidds.nmt.common.checksummed import check_digest, read_checksummed, sealed, sha256, write_checksummed
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.common.files import locked
 from multidds.nmt.evaluation.evaluate import evaluate
@@ -61,8 +61,8 @@ def run(evaluated, corpus, tmp_path, monkeypatch):
 @given(FACTS)
 def test_a_sealed_file_is_json_and_reads_back(tmp_path_factory, facts):
     path = tmp_path_factory.mktemp("sealed") / "a.json"
-    write_sealed(path, facts)
-    assert read_sealed(path, "x") == facts
+    write_checksummed(path, facts)
+    assert read_checksummed(path, "x") == facts
     assert json.loads(path.read_text(encoding="utf-8")).keys() == {*facts, "checksum"}
 
 
@@ -72,7 +72,7 @@ def test_no_byte_of_a_sealed_file_can_change_unnoticed(tmp_path_factory, facts, 
     path.write_bytes(sealed(facts))
     flipped(path, place, change)
     with pytest.raises(DamagedError, match=r"a\.json: is damaged.*; make it again\.$"):
-        read_sealed(path, "make it again.")
+        read_checksummed(path, "make it again.")
 
 
 @given(st.integers(0, 10**6))
@@ -81,7 +81,7 @@ def test_a_sealed_file_cannot_lose_its_end_unnoticed(tmp_path_factory, left):
     content = sealed({"a": 1, "checksum of b": "c" * 64})
     path.write_bytes(content[: left % len(content)])
     with pytest.raises(DamagedError, match="is damaged or of another version"):
-        read_sealed(path, "x")
+        read_checksummed(path, "x")
 
 
 def test_a_digest_is_that_of_the_file(tmp_path):
@@ -174,7 +174,7 @@ def test_damaged_scores_are_refused_by_a_report_and_made_again(run, tmp_path, fi
     config = json.loads((other / "config.json").read_text())
     del config["checksum"]
     config["config"]["mixture"] |= {"method": "static", "prior": "uniform"}
-    write_sealed(other / "config.json", config)
+    write_checksummed(other / "config.json", config)
     with pytest.raises(DamagedError, match=rf"{Path(file).name}: is damaged .* run 'multidds evaluate' again"):
         report([run, other], tmp_path / "report")
     notices = []

@@ -21,7 +21,7 @@ from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.noisy_pairs.lexicon import Lexicon
 from multidds.nmt.noisy_pairs.noisy_pairs import Pairs
-from multidds.nmt.noisy_pairs.pair_features import NUMBERS, PairNumbers, per_sentence
+from multidds.nmt.noisy_pairs.pair_features import NUMBERS, PairFeatures, per_sentence
 from multidds.nmt.noisy_pairs.pair_weights import EDGES
 from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
@@ -261,7 +261,7 @@ def test_contrast_takes_off_the_gradient_behind_other_sources(corpus, monkeypatc
 def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path)
     name, sentences = next(iter(run.data.items()))
-    numbers = PairNumbers(run.data, run._vocabulary)
+    numbers = PairFeatures(run.data, run._vocabulary)
     rows = dict(zip(NUMBERS, numbers.rows((name, i) for i in range(5)).T.tolist(), strict=True))
     source, target = sentences.text(3, run._vocabulary)
     ratios = np.log(sentences.target_lengths / sentences.source_lengths)
@@ -274,7 +274,7 @@ def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeyp
 
 def test_a_copy_is_seen_as_one(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path)
-    numbers = PairNumbers(run.data, run._vocabulary)
+    numbers = PairFeatures(run.data, run._vocabulary)
     name, sentences = next(iter(run.data.items()))
     texts = {0: ("one two", "two"), 1: ("Same, text", "same , TEXT")}
     monkeypatch.setattr(sentences, "text", lambda i, vocabulary: texts[i])

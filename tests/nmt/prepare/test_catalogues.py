@@ -17,7 +17,7 @@ from conftest import multidds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds.nmt.common.checksummed import write_sealed
+from multidds.nmt.common.checksummed import write_checksummed
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.prepare.catalogues import build, reading
 from multidds.nmt.prepare.catalogues.cleaning import clean, normalised, split, tidy
@@ -304,7 +304,7 @@ def test_a_manifest_is_not_believed_when_it_names_files_of_others(made, shelf, t
     manifest = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     manifest["files"]["../precious"] = "0" * 64
     del manifest["checksum"]
-    write_sealed(folder / "corpus.json", manifest)
+    write_checksummed(folder / "corpus.json", manifest)
     command(folder, shelf, languages="tur,rus")
     assert (tmp_path / "precious").read_text() == "mine"
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, small_config
 
 from multidds.nmt.batches.batch import Sentences
-from multidds.nmt.common.checksummed import write_sealed
+from multidds.nmt.common.checksummed import write_checksummed
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import read_run
 from multidds.nmt.model.device import compiler_errors
@@ -410,7 +410,7 @@ def test_other_data_under_the_same_run_is_refused(corpus, monkeypatch, tmp_path)
     train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
     path = tmp_path / "run" / "config.json"
     facts = read_sealed_json(path)
-    write_sealed(path, {**facts, "data": "0" * 64})
+    write_checksummed(path, {**facts, "data": "0" * 64})
     with pytest.raises(UserError, match="was started on other data than is in"):
         train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
     path.write_text("{}")

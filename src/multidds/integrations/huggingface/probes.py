@@ -71,7 +71,7 @@ def loss_of(reference: Callable[[], Any], own: Loss | None) -> Loss:
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         trainer = reference()
-        with unheard(trainer):
+        with without_logging(trainer):
             inputs = trainer._prepare_inputs(batch)
             if own is not None:
                 return own(model, inputs)
@@ -83,7 +83,7 @@ def loss_of(reference: Callable[[], Any], own: Loss | None) -> Loss:
 
 
 @contextmanager
-def unheard(trainer: Any) -> Iterator[None]:
+def without_logging(trainer: Any) -> Iterator[None]:
     """What a Trainer counts, collects or logs meanwhile, in attributes of its own or of its metrics, is forgotten."""
     with attributes_put_back([trainer, *_modules_of(trainer)], leave=("train_dataset", "eval_dataset")):
         trainer.log = _silent

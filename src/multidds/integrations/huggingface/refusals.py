@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import Trainer, TrainingArguments
 
-from ..._base.checks import Refusal, listed, objection, refuse
+from ..._base.checks import Refusal, first_violation, listed, refuse
 from ...sampling.mixed_dataset import MixedDataset, is_stateful, is_stream
 
 OWNER = "BalanceCallback"
@@ -219,7 +219,7 @@ def why_inexact(trainer: Any, dev: Mapping[str, Any]) -> str | None:
                 f"the shuffle buffer of {name!r} is not in its state. Shuffle before streaming, without a buffer.",
             )
 
-    return objection(rows())
+    return first_violation(rows())
 
 
 def _has_shuffle_buffer(part: Any) -> bool:

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 
 from ..._base.carrying import CALLBACK_HINT, advising, carried_shares
 from ..._base.randomness import random_states, set_random_states
-from ..._base.ranks import Replicas
+from ..._base.ranks import Ranks
 from ...balancer.balancer import Balancer
 from ...history.update import Update
 from ...mixture.mixture import Mixture
@@ -97,7 +97,7 @@ class BalanceCallback(Callback):
         self._steps = int(state["steps"])
         if self._changed_data:
             log_change(trainer, self._steps, self.mixture.probabilities)
-        replicas = Replicas(pl_module.device)
+        replicas = Ranks(pl_module.device)
         if len(state["random"]) == replicas.size:
             set_random_states(pl_module.device, state["random"][replicas.rank])
         self._step_balancer(trainer)  # saved after an optimizer step, but before this callback heard of it
@@ -141,7 +141,7 @@ class BalanceCallback(Callback):
             "balancer": self.balancer.state_dict(),
             "loader": self._loader.state_dict(unfinished),
             # What Lightning does not save: without it dropout after a resume is not that of an uninterrupted run.
-            "random": Replicas(device).gathered(random_states(device)),
+            "random": Ranks(device).gathered(random_states(device)),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class BalanceCallback(Callback):
         assert self.balancer is not None
         while self._steps < trainer.global_step:
             if self.balancer.steps_until_update == 1 and not self.balancer.knows_the_parameters:
-                self.balancer.meet_new_parameters()  # BackboneFinetuning and its like unfreeze some in the middle
+                self.balancer.refresh_parameters()  # BackboneFinetuning and its like unfreeze some in the middle
             update = self.balancer.step()
             self._steps += 1
             if update is not None:

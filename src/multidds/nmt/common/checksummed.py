@@ -24,11 +24,11 @@ def sealed(facts: Mapping[str, Any]) -> bytes:
     return body + f',\n "checksum": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
-def write_sealed(path: Path, facts: Mapping[str, Any]) -> None:
+def write_checksummed(path: Path, facts: Mapping[str, Any]) -> None:
     write_whole(path, sealed(facts))
 
 
-def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+def read_checksummed(path: Path, remedy: str) -> dict[str, Any]:
     """The facts of a sealed file. `remedy` ends the sentence about a damaged one: what to do then."""
     try:
         content = path.read_bytes()

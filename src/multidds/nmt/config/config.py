@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..common.checksummed import read_sealed
+from ..common.checksummed import read_checksummed
 from ..common.errors import UserError
 from ..common.escaping import file_name
 
@@ -339,7 +339,7 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     """The config of an existing run, and the other facts of its config.json."""
     path = folder / "config.json"
     try:
-        facts = read_sealed(path, "restore it from a copy, or train again in another folder.")
+        facts = read_checksummed(path, "restore it from a copy, or train again in another folder.")
     except FileNotFoundError:
         raise UserError(f"{folder}: is not a run (there is no config.json).") from None
     return parse_config(facts.get("config", {}), str(path)), facts

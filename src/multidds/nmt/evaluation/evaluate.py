@@ -13,7 +13,7 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from ..common.checksummed import read_sealed, sha256, write_sealed
+from ..common.checksummed import read_checksummed, sha256, write_checksummed
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
 from ..common.files import LOCK, locked, write_whole
@@ -40,7 +40,7 @@ def evaluate(
             f"{run}: was trained on other data than is in {prepared.folder} now, and so were its test sets."
         )
     made_for = {
-        "model": read_sealed(export(run, notice) / STAMP, _AGAIN),
+        "model": read_checksummed(export(run, notice) / STAMP, _AGAIN),
         "settings": json.loads(config.translate.model_dump_json()),
         "data": facts["data"],
     }
@@ -62,7 +62,7 @@ def evaluate(
                 write_whole(run / place, "".join(line + "\n" for line in lines))
                 files[place] = sha256(run / place)
         scores = {**_scored(texts), **made_for, "seed": config.train.seed, "files": files}
-        write_sealed(run / FILE, scores)
+        write_checksummed(run / FILE, scores)
     return scores
 
 

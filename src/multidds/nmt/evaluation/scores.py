@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..common.checksummed import check_digest, read_sealed
+from ..common.checksummed import check_digest, read_checksummed
 from ..common.errors import UserError
 from ..common.escaping import file_name
 
@@ -18,7 +18,7 @@ _AGAIN = "run 'multidds evaluate' again."
 def read_scores(run: Path) -> dict[str, Any] | None:
     """Those of a run; None where it was not evaluated."""
     try:
-        return read_sealed(run / FILE, _AGAIN)
+        return read_checksummed(run / FILE, _AGAIN)
     except FileNotFoundError:
         return None
 

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.checksummed import check_digest, read_sealed, sealed, sha256
+from ..common.checksummed import check_digest, read_checksummed, sealed, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import printable
 from ..common.files import LOCK, locked, whole_folder
@@ -77,7 +77,7 @@ def export(run: Path, notice: Notice = lambda text: None) -> Path:
 def read_export(folder: Path) -> dict[str, Any]:
     """What an exported folder was made from, with the digests of its files; or a DamagedError: all are checked."""
     try:
-        stamp = read_sealed(folder / STAMP, _REMEDY)
+        stamp = read_checksummed(folder / STAMP, _REMEDY)
     except FileNotFoundError:
         raise DamagedError(f"{folder / STAMP}: is missing; {_REMEDY}") from None
     for name, digest in stamp["files"].items():
@@ -152,7 +152,7 @@ class Translator:
     def __init__(self, run: Path, threads: int = 0, int8: bool = False, notice: Notice = lambda text: None) -> None:
         self.config, _ = read_run(run)
         self._folder = export(run, notice)
-        self._digests = read_sealed(self._folder / STAMP, _REMEDY)["files"]
+        self._digests = read_checksummed(self._folder / STAMP, _REMEDY)["files"]
         self.model = open_model(self._folder, threads, int8)
         self._pieces = cache(self._load_pieces)
         self._tags = {tag_of(language) for language in self.config.data.targets}

@@ -25,7 +25,7 @@ from ..common.processes import Processes
 from ..config.config import Config, ExamplesSettings
 from ..runs.records import Scored
 from .highest_losses import HighestLosses
-from .pair_features import PairNumbers, per_sentence
+from .pair_features import PairFeatures, per_sentence
 from .pair_weights import Origin, PairWeights
 
 _LR, _INNER_STEPS = 0.01, 20  # of a scorer's network at each update
@@ -90,7 +90,7 @@ class Examples:
         """losses: of the target tokens of a batch, as in training. steps: how long the training is, about."""
         self._settings, self._seed, self._processes = config.examples, config.train.seed, processes
         self._losses, self._data, self._mixture = losses, data, mixture
-        self._numbers, self._weights = PairNumbers(data, vocabulary), PairWeights(data, vocabulary)
+        self._numbers, self._weights = PairFeatures(data, vocabulary), PairWeights(data, vocabulary)
         wants = [(0.0, "all")]
         if config.examples.contrast:
             wants.append((config.examples.contrast, config.examples.parameters))

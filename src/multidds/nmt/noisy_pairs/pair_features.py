@@ -24,7 +24,7 @@ _SAMPLE = 10_000
 _KEPT = 500_000  # sentence pairs whose numbers are kept: 180 MB
 
 
-class PairNumbers:
+class PairFeatures:
     """What can be known of the sentence pairs of a training before it begins. The same on every process."""
 
     def __init__(self, data: Mapping[str, Sentences], vocabulary: Mapping[str, Sequence[str]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.checksummed import check_digest, read_sealed, sealed, sha256
+from ..common.checksummed import check_digest, read_checksummed, sealed, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
 from ..common.files import LOCK, PARTIAL, locked, resumed_folder
@@ -25,7 +25,7 @@ from ..config.config import Config
 from .catalogues.folder import check_made
 from .encode import ShardEncoder, counted, keep_texts
 from .input_scan import Input, scan
-from .resumable_tasks import DeadWorkerError, Facts, Task, Workplace, finish, pool_of, start_worker
+from .resumable_tasks import DeadWorkerError, Facts, Task, TaskFolder, finish, pool_of, start_worker
 from .shard_files import ShardFiles, Stored, stored_pairs, token_type
 from .shard_plan import Shard, Span, cut, lines_per_shard
 from .subwords import keep_model, train_model, write_vocabularies
@@ -78,7 +78,7 @@ def prepare(
         shards, fingerprint = shards_of(config, inputs), fingerprint_of(kept)
         try:
             with resumed_folder(folder, f"{fingerprint} {len(shards)}") as beside:
-                place = Workplace(beside)
+                place = TaskFolder(beside)
                 manifest = _build(config, shards, place, processes, say)
                 digests = {path: found.digest for path, found in inputs.items()}
                 manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": _settings(config)}
@@ -116,7 +116,7 @@ def _is_there(
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a folder that this version has prepared."""
     try:
-        manifest = read_sealed(folder / MANIFEST, _AWAY)
+        manifest = read_checksummed(folder / MANIFEST, _AWAY)
     except FileNotFoundError:
         raise UserError(f"{folder}: nothing is prepared there; run 'multidds prepare' with the same recipe.") from None
     except DamagedError:
@@ -191,7 +191,7 @@ def _checked_manifest(folder: Path) -> dict[str, Any] | None:
     entries = {path.name for path in folder.iterdir()}
     manifest = _older(folder) if MANIFEST in entries else {"files": {}}
     if manifest is None:
-        manifest = read_sealed(folder / MANIFEST, _AWAY)
+        manifest = read_checksummed(folder / MANIFEST, _AWAY)
     ours = {*manifest["files"], *([MANIFEST] if manifest["files"] else [])}
     if strangers := sorted(entries - ours):
         raise UserError(
@@ -215,7 +215,7 @@ def shards_of(config: Config, inputs: Mapping[str, Input]) -> list[Shard]:
     return shards
 
 
-def _build(config: Config, shards: list[Shard], place: Workplace, processes: int, say: Say) -> Facts:
+def _build(config: Config, shards: list[Shard], place: TaskFolder, processes: int, say: Say) -> Facts:
     """Everything but the manifest, whose contents it returns."""
     names, tested = models_of(config), config.data.pairs if config.data.test else ()
     texts = [tested[i : i + _TEXTS] for i in range(0, len(tested), _TEXTS)]

@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from ..common.checksummed import check_digest, read_sealed, write_sealed
+from ..common.checksummed import check_digest, read_checksummed, write_checksummed
 from ..common.errors import DamagedError
 from ..common.files import sync
 
@@ -26,7 +26,7 @@ Facts = dict[str, Any]  # of a finished task; "files": {name: digest}
 Task = Callable[[Path], Facts]  # the folder to make its files in -> facts; goes to another process
 
 
-class Workplace:
+class TaskFolder:
     """The folder `data` that tasks make files in, and the folder `notes` of what is finished."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Workplace:
     def found(self, name: str) -> Facts | None:
         """The facts of a task that is finished, every byte of it."""
         try:
-            facts = read_sealed(self._notes / f"{name}.json", "")
+            facts = read_checksummed(self._notes / f"{name}.json", "")
             for file, digest in facts["files"].items():
                 check_digest(self.data / file, digest, "")
         except (DamagedError, FileNotFoundError):
@@ -54,7 +54,7 @@ class Workplace:
         facts = task(self.data)
         for file in facts["files"]:
             sync(self.data / file)
-        write_sealed(self._notes / f"{name}.json", facts)
+        write_checksummed(self._notes / f"{name}.json", facts)
         return facts
 
 
@@ -78,7 +78,7 @@ def pool_of(processes: int, start: Callable[[], None]) -> Iterator[ProcessPoolEx
 
 
 def finish(
-    pool: ProcessPoolExecutor, place: Workplace, tasks: Mapping[str, Task], say: Callable[[str], None]
+    pool: ProcessPoolExecutor, place: TaskFolder, tasks: Mapping[str, Task], say: Callable[[str], None]
 ) -> dict[str, Facts]:
     """Do what is not done yet; the facts of all tasks by name. `say` hears of each that is finished."""
     facts: dict[str, Facts] = {}

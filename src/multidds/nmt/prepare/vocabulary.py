@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.checksummed import read_sealed, sealed, sha256
+from ..common.checksummed import read_checksummed, sealed, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
 from ..config.config import VOCABULARY, Config
@@ -112,6 +112,6 @@ def model_digests(folder: Path) -> dict[str, str]:
 
 def _read(folder: Path) -> dict[str, Any]:
     try:
-        return read_sealed(folder / FILE, _REMEDY)
+        return read_checksummed(folder / FILE, _REMEDY)
     except FileNotFoundError:
         raise DamagedError(f"{folder / FILE}: is missing; {_REMEDY}") from None

@@ -31,7 +31,7 @@ _DISTANCES = (
 
 
 @dataclass
-class Course:
+class MixtureRun:
     """The course of a mixture.
 
     label: what the run is called. folder: where it was read. moments: by step, the first where it began.
@@ -82,13 +82,13 @@ class Course:
         return f"{self.label}: {_count(len(self.updates), 'update')} in {self.steps:,} steps; {told}."
 
 
-def read_courses(folder: Path) -> Iterator[Course]:
+def read_courses(folder: Path) -> Iterator[MixtureRun]:
     """The histories of other trainers that are in a folder, or below it."""
     versions = [path for path in folder.glob("version_*") if path.is_dir()] if folder.is_dir() else []
     if not versions and find_history(folder) is not None:
         moments = _read(folder)
         if moments:
-            yield Course(folder.name or str(folder.resolve().name), folder, moments)
+            yield MixtureRun(folder.name or str(folder.resolve().name), folder, moments)
     elif folder.is_dir():
         for inner in sorted(folder.iterdir()):
             if inner.is_dir() and not inner.is_symlink():
@@ -118,11 +118,11 @@ class Row:
     panels: list[Panel]
 
 
-def rows_of(courses: Sequence[Course]) -> list[Row]:
+def rows_of(courses: Sequence[MixtureRun]) -> list[Row]:
     """The rows of charts of runs on the same datasets, side by side, in the same colours; what is empty is left out."""
     names = top_movers(courses[0].moments) if courses else []
     colours = charts.colours_of(names)
-    makers: list[tuple[str, str, Callable[[Course], Markup]]] = [
+    makers: list[tuple[str, str, Callable[[MixtureRun], Markup]]] = [
         ("What the mixture did", _shares_caption(courses, names), lambda c: _shares(c, names, courses)),
         ("Learned or drifted", _DISTANCES, _facts),
         ("Rewards", "What each dataset was worth at every update, with the noise of the probe.",
@@ -142,14 +142,14 @@ def rows_of(courses: Sequence[Course]) -> list[Row]:
     return rows
 
 
-def _shares_caption(courses: Sequence[Course], names: Sequence[str]) -> str:
+def _shares_caption(courses: Sequence[MixtureRun], names: Sequence[str]) -> str:
     told = "The share of each dataset in the draws, from the first step on."
     if courses and len(courses[0].names) > len(names):
         told += f" The {len(names)} of {len(courses[0].names):,} datasets that moved most; grey are all others."
     return told
 
 
-def _shares(course: Course, names: Sequence[str], courses: Sequence[Course]) -> Markup:
+def _shares(course: MixtureRun, names: Sequence[str], courses: Sequence[MixtureRun]) -> Markup:
     if not course.updates:
         return Markup("")
     limit = max(_top(one, names) for one in courses)
@@ -161,13 +161,13 @@ def _shares(course: Course, names: Sequence[str], courses: Sequence[Course]) -> 
     return charts.area(steps, bands, course.prior, f"{course.label}: shares by step", limit)
 
 
-def _top(course: Course, names: Sequence[str]) -> float:
+def _top(course: MixtureRun, names: Sequence[str]) -> float:
     """Where the axis of shares ends: below 1 where all others would hide what is named."""
     sums = [sum(moment.mixture.get(name, 0.0) for name in names) for moment in course.moments]
     return 1.0 if max(sums) > 0.4 else 1.3 * max(sums)
 
 
-def _facts(course: Course) -> Markup:
+def _facts(course: MixtureRun) -> Markup:
     series = {
         told: [(moment.step, moment.facts[fact]) for moment in course.moments if fact in moment.facts]
         for fact, told in FACTS.items()
@@ -180,7 +180,7 @@ def _facts(course: Course) -> Markup:
 
 
 def _group(
-    course: Course,
+    course: MixtureRun,
     group: str,
     names: Sequence[str],
     colours: Mapping[str, str],
@@ -199,7 +199,7 @@ def _group(
     return charts.lines(series, what, title, noise, colours=colours, first=0) if series else Markup("")
 
 
-def _dev_losses(course: Course, names: Sequence[str], colours: Mapping[str, str]) -> Markup:
+def _dev_losses(course: MixtureRun, names: Sequence[str], colours: Mapping[str, str]) -> Markup:
     known = {name: points for name, points in course.validations.items() if len(points) > 1}
     if not known:
         known = _points(course.moments, "dev_loss", [])
@@ -221,7 +221,7 @@ def _points(moments: Sequence[Moment], group: str, names: Sequence[str]) -> dict
     return {name: points for name, points in found.items() if len(points) > 1}
 
 
-def _alignment(course: Course, train: Sequence[str]) -> Markup:
+def _alignment(course: MixtureRun, train: Sequence[str]) -> Markup:
     tables = [moment for moment in course.moments if moment.cosines]
     if not tables:
         return Markup("")
@@ -237,9 +237,9 @@ def _alignment(course: Course, train: Sequence[str]) -> Markup:
     return charts.heat(dev, train, kept, f"{course.label}: cosines of gradients")
 
 
-def groups_of(courses: Iterable[Course]) -> list[tuple[str, list[Course]]]:
+def groups_of(courses: Iterable[MixtureRun]) -> list[tuple[str, list[MixtureRun]]]:
     """[(name, runs on the same datasets)]; labels that two of them share get their folder."""
-    by_names: dict[frozenset[str], list[Course]] = {}
+    by_names: dict[frozenset[str], list[MixtureRun]] = {}
     for course in courses:
         by_names.setdefault(frozenset(course.names), []).append(course)
     found = []

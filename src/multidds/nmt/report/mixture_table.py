@@ -2,13 +2,13 @@
 
 from multidds._base.text import movers
 
-from .mixture_runs import Course
+from .mixture_runs import MixtureRun
 from .tables import ReportTable, number, text
 
 _LONGEST = 200  # rows
 
 
-def mixtures(key: str, course: Course) -> ReportTable:
+def mixtures(key: str, course: MixtureRun) -> ReportTable:
     """Where a mixture began and where it is: a row for each dataset, those that moved most first."""
     first, last = course.began, course.moments[-1]
     order = movers(last.mixture, dict.fromkeys(last.mixture, 0.0) | first, len(last.mixture))

@@ -24,7 +24,7 @@ from ..common.files import LOCK, locked, write_whole
 from ..evaluation.scores import scores_of_both
 from . import tables
 from .drawing import Figure, saved
-from .mixture_runs import Course, Panel, Row, groups_of, rows_of
+from .mixture_runs import MixtureRun, Panel, Row, groups_of, rows_of
 from .mixture_table import mixtures
 from .pair_tables import example_tables
 from .paper_figures import figures_of
@@ -71,7 +71,7 @@ def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lamb
         return _write(settings, courses, out, say)
 
 
-def _write(settings: list[Setting], courses: list[Course], out: Path, say: Callable[[str], None]) -> Report:
+def _write(settings: list[Setting], courses: list[MixtureRun], out: Path, say: Callable[[str], None]) -> Report:
     compare = _comparison()
     sections, summaries, compared = [], [], []
     for setting in settings:
@@ -128,7 +128,7 @@ def _of_setting(
     return section, moved or [f"{setting.name}: {len(setting.runs)} runs; no mixture has moved yet."]
 
 
-def _of_courses(name: str, courses: list[Course], out: Path) -> Section:
+def _of_courses(name: str, courses: list[MixtureRun], out: Path) -> Section:
     """The section of runs of other trainers."""
     section = Section(name, _tiles(courses[:1], None), rows_of(courses[:_SHOWN]), labelled=len(courses) > 1)
     for course in courses:
@@ -141,7 +141,7 @@ def _of_courses(name: str, courses: list[Course], out: Path) -> Section:
     return section
 
 
-def _tiles(courses: Sequence[Course], compared: ReportTable | None) -> list[tuple[str, str]]:
+def _tiles(courses: Sequence[MixtureRun], compared: ReportTable | None) -> list[tuple[str, str]]:
     """The few numbers that matter, of the run that a section is about."""
     tiles = []
     if compared is not None and compared.rows:

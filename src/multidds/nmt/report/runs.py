@@ -17,7 +17,7 @@ from ..config.config import Config, MixtureSettings, read_run
 from ..config.config_diff import HARMLESS, changed_keys
 from ..evaluation.scores import read_scores
 from ..runs.records import FILE, AlignmentFacts, AnyRecord, DataChanged, Started, Updated, Validated, read_records
-from .mixture_runs import Course, read_courses
+from .mixture_runs import MixtureRun, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
 _ELSEWHERE = {*HARMLESS, "data.folder", "vocabulary.keep", "train.seed", "train.device"}
@@ -211,10 +211,10 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     return found_in(folders)[0]
 
 
-def found_in(folders: Iterable[Path]) -> tuple[list[Run], list[Course]]:
+def found_in(folders: Iterable[Path]) -> tuple[list[Run], list[MixtureRun]]:
     """(our runs, runs of other trainers that have a history of their mixture) of the given folders and below them."""
     runs: dict[Path, Run] = {}
-    courses: dict[Path, Course] = {}
+    courses: dict[Path, MixtureRun] = {}
     for folder in folders:
         if not folder.exists():
             raise UserError(f"{folder}: there is no such folder.")
@@ -230,7 +230,7 @@ def found_in(folders: Iterable[Path]) -> tuple[list[Run], list[Course]]:
     return list(runs.values()), list(courses.values())
 
 
-def course_of(run: Run) -> Course:
+def course_of(run: Run) -> MixtureRun:
     """What the mixture of one of our runs did, and its validations."""
     validated = [record for record in run.records if isinstance(record, Validated)]
     validations = {
@@ -238,7 +238,7 @@ def course_of(run: Run) -> Course:
         for name in run.names
     }
     label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
-    return Course(label, run.folder, moments_of(run.folder), validations)
+    return MixtureRun(label, run.folder, moments_of(run.folder), validations)
 
 
 def _run_folders(folder: Path) -> Iterable[Path]:

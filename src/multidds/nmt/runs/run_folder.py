@@ -18,7 +18,7 @@ from ..common.errors import DamagedError, UserError
 from ..common.files import PARTIAL, whole_folder
 from ..prepare.prepare import Prepared
 from .records import FILE, Follower, Records, Validated, check_records
-from ..common.checksummed import write_sealed
+from ..common.checksummed import write_checksummed
 
 # What a run that was killed before its config.json was whole may have left.
 _EARLY = {FILE, "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}
@@ -94,7 +94,7 @@ def _write_config(config: Config, folder: Path, prepared: Prepared) -> None:
         with whole_folder(folder / VOCABULARY) as copy:  # so that a run can translate without its data
             for path in [theirs, *prepared.folder.glob("*.spm.model")]:
                 shutil.copy(path, copy)
-    write_sealed(folder / "config.json", facts)
+    write_checksummed(folder / "config.json", facts)
 
 
 def _earlier(folder: Path, prepared: Prepared) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...common.checksummed import read_sealed, sealed, sha256
+from ...common.checksummed import read_checksummed, sealed, sha256
 from ...common.errors import DamagedError, UserError
 from ...common.files import move_into_place, take_lock
 from .cleaning import SPLITS, Pair
@@ -138,7 +138,7 @@ _FILES = re.compile(rf"README\.md|([a-z]{{3}})-{ENGLISH}/(train|dev|test)\.(\1|{
 def read_manifest(path: Path) -> dict[str, Any]:
     """A manifest of ours, or {} where there is none. It says what may be deleted: other names are not believed."""
     try:
-        manifest = read_sealed(path, "move the folder away, and run 'multidds corpus catalogues' again.")
+        manifest = read_checksummed(path, "move the folder away, and run 'multidds corpus catalogues' again.")
     except FileNotFoundError:
         return {}
     except DamagedError:

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LivingMemory(TorchDispatchMode):
-    """`with LivingMemory() as memory:` counts what is allocated inside; `memory.peak` is in bytes."""
+class PeakTensorMemory(TorchDispatchMode):
+    """`with PeakTensorMemory() as memory:` counts what is allocated inside; `memory.peak` is in bytes."""
 
     def __init__(self) -> None:
         super().__init__()
