@@ -1,0 +1,53 @@
+"""Settings of probes, which `Balancer` and `ExampleScorer` share."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .._base.checks import check_whole
+
+_CHOICES = {"count": ("per process", "in all"), "mode": ("train", "eval")}
+
+
+@dataclass(frozen=True, eq=False)
+class Probes:
+    """Probe batches of an update, and the gradients taken of them.
+
+    batches: probe batches of each dataset and dev set in an update; None: chosen by the owner.
+    count: "per process": every process draws that many batches; "in all": the processes divide them, so that results
+        do not depend on the number of processes.
+    mode: "train" or "eval": whether dropout and similar layers are active in probes.
+    params: the parameters whose gradients count; None: all trainable ones.
+    dev_loss: (model, batch) -> scalar tensor, the loss on the dev sets; None: the training loss.
+    split_work: whether processes may compute the gradients of different datasets, if all draw the same batches.
+        False: all compute every gradient together. An `ExampleScorer` never splits.
+    """
+
+    batches: int | None = None
+    count: str = "per process"
+    mode: str = "train"
+    params: Iterable[Tensor] | None = field(default=None, repr=False)
+    dev_loss: Callable[[Any, Any], Tensor] | None = None
+    split_work: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batches is not None:
+            check_whole("Probes", batches=self.batches)
+        for word, allowed in _CHOICES.items():
+            value = getattr(self, word)
+            if value not in allowed:
+                raise ValueError(f"Probes: {word} must be {' or '.join(map(repr, allowed))}, but it is {value!r}.")
+        if self.count == "in all" and self.batches is None:
+            raise ValueError("Probes: count='in all' needs a number of batches; give batches=...")
+        if self.dev_loss is not None and not callable(self.dev_loss):
+            kind = type(self.dev_loss).__name__
+            raise TypeError(f"Probes: dev_loss must be a function (model, batch) -> scalar tensor, got {kind}.")
+        if self.params is not None:  # an iterator has only one pass
+            object.__setattr__(self, "params", tuple(self.params))
+
+    def in_all(self, processes: int, default: int = 1) -> int:
+        """Returns the probe batches of a set over all processes; `default` per process, unless batches are given."""
+        batches = default if self.batches is None else self.batches
+        return batches if self.count == "in all" else batches * processes
