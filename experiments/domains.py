@@ -139,7 +139,7 @@ def prior(config: Config, sizes: Mapping[str, int]) -> Mixture:
     if config.method == "unimax":
         return Mixture.unimax(sizes, budget=config.steps * config.batch, max_passes=MAX_PASSES)
     if config.method == "planned":
-        return Mixture.planned(sizes, examples=config.steps * config.batch)
+        return Mixture.planned(sizes, draws=config.steps * config.batch)
     return Mixture.temperature(sizes, {**STATIC, "cooldown": 5}.get(config.method, 1))
 
 

@@ -270,11 +270,11 @@ def test_a_budget_that_buys_no_update_is_a_warning(caplog):
     [
         ({"budget": 0.0}, "budget must be positive"),
         ({"steps": 0}, "steps must be a whole number of at least 1"),
-        ({"max_passes": 4.0}, "max_passes needs sizes, examples and steps"),
+        ({"max_passes": 4.0}, "max_passes needs sizes, draws and steps"),
         ({"max_passes": {"d": 1.0}, "sizes": SIZES, "examples": 1.0, "steps": 1}, "max_passes: 'd' is unknown"),
         ({"sizes": {"a": 1, "b": 2}}, "sizes: 'c' is missing"),
         ({"sizes": {**SIZES, "a": 0}}, "must be positive, but 'a' is 0"),
-        ({"bounds": {"a": (0.9, 0.1)}}, "bounds: must be (low, high)"),
+        ({"bounds": {"a": (0.9, 0.1)}}, "bounds must be (low, high)"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):

@@ -175,7 +175,7 @@ def test_training_begins_with_the_plan_for_its_length(tmp_path):
     trainer.add_callback(BalanceCallback(trainer, every=1000, seed=5))
     trainer.train()
     steps, batches = trainer.state.max_steps, len(trainer.seen)
-    plan = Mixture.planned(SIZES, examples=steps * 8)
+    plan = Mixture.planned(SIZES, draws=steps * 8)
     assert plan["a"] > 1.2 * Mixture.proportional(SIZES)["a"]
     assert trainer.seen == simulated(batches, 4, {0: plan.probabilities})
 

@@ -93,6 +93,65 @@ def test_the_state_travels_through_json_bit_for_bit(sizes):
     assert Mixture(mixture.probabilities).probabilities == mixture.probabilities
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        Mixture.proportional,
+        Mixture.uniform,
+        lambda sizes: Mixture.temperature(sizes, tau=5),
+        lambda sizes: Mixture.unimax(sizes, budget=10, max_passes=4),
+        lambda sizes: Mixture.planned(sizes, draws=10),
+        lambda sizes: Mixture.extended({"a": 0.5, "c": 0.5}, sizes),
+        lambda sizes: Mixture({"a": 0.5, "b": 0.5}, sizes),
+    ],
+)
+def test_a_mixture_keeps_the_sizes_that_it_is_made_from(make):
+    mixture = make({"b": 3, "a": 2})
+    assert mixture.sizes == {"a": 2, "b": 3}
+    mixture.sizes["a"] = 7  # a copy
+    assert mixture.sizes == json.loads(json.dumps(mixture.state_dict()))["sizes"] == {"a": 2, "b": 3}
+
+
+def test_sizes_are_unknown_until_they_are_filled_in():
+    mixture = Mixture.uniform("ab")
+    assert mixture.sizes is None
+    with pytest.raises(ValueError, match="sizes: 'b' is missing"):
+        mixture.sizes = {"a": 1}
+    mixture.sizes = {"b": 2.5, "a": 1}
+    assert list(mixture.sizes.items()) == [("a", 1), ("b", 2.5)]
+
+
+def test_a_state_of_other_data_is_refused_and_changes_nothing():
+    mixture = Mixture.proportional({"a": 1, "b": 3})
+    for state, message in (
+        (Mixture.uniform({"a": 1, "b": 4}).state_dict(), "4 examples of 'b'"),
+        (Mixture.uniform("ac").state_dict(), "'b' is missing"),
+        (Mixture.uniform("ab").state_dict() | {"version": 1}, "version 1"),
+        (Mixture.uniform("ab").state_dict() | {"probabilities": {"a": 0.5, "b": 0.4}}, "sum to 0.9"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mixture.load_state_dict(state)
+    assert (mixture["a"], mixture.version) == (0.25, 0)
+    mixture.load_state_dict(Mixture.uniform("ab").state_dict())  # without sizes
+    assert mixture.state_dict() == Mixture.uniform({"a": 1, "b": 3}).state_dict()
+
+
+@given(SIZES, SIZES, st.floats(0.01, 100))
+def test_an_extended_mixture_plans_what_is_new_and_keeps_the_proportions_of_the_rest(old, sizes, passes):
+    learned, draws = Mixture.temperature(old, 2), passes * sum(sizes.values())
+    common = [name for name in sizes if name in old]
+    if not common:
+        with pytest.raises(ValueError, match="extended.* none of the datasets"):
+            Mixture.extended(learned, sizes, draws)
+        return
+    extended, plan = Mixture.extended(learned, sizes, draws), Mixture.planned(sizes, draws)
+    assert all(extended[name] == pytest.approx(plan[name]) for name in sizes if name not in old)
+    factors = [extended[name] / learned[name] for name in common]
+    assert max(factors) == pytest.approx(min(factors))
+    if set(old) == set(sizes):
+        assert all(extended[name] == learned[name] for name in sizes)
+
+
 def test_moving_a_mixture_is_seen_through_every_reference_and_counted():
     mixture = Mixture.uniform(["a", "b"])
     mixture.move({"b": 0.9, "a": 0.1})
@@ -108,7 +167,7 @@ def test_moving_a_mixture_is_seen_through_every_reference_and_counted():
         (lambda: Mixture({}), "Mixture: there must be at least one dataset."),
         (lambda: Mixture({"az-en": -0.2, "b": 1.2}), "probabilities must not be negative, but 'az-en' is -0.2."),
         (lambda: Mixture({"a": math.nan, "b": 1}), "must not be NaN, but 'a' is nan."),
-        (lambda: Mixture({"a": 0.5, "b": 0.4}), "must sum to 1, but they sum to 0.9. For weights of any scale"),
+        (lambda: Mixture({"a": 0.5, "b": 0.4}), "must sum to 1, but they sum to 0.9. Divide"),
         (lambda: Mixture({"a": math.inf}), "must sum to 1, but they sum to inf"),
         (lambda: Mixture({"a": 1.7e308, "b": 1.7e308}), "must sum to 1, but they sum to inf"),
         (lambda: Mixture({"": 1.0}), "Mixture: names must be strings that are not empty, but one is ''."),

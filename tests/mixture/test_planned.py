@@ -121,7 +121,7 @@ def test_a_dataset_without_a_dev_set_is_not_left_out():
     assert shares["other"] == pytest.approx(0.05 / 1.05, rel=1e-3)  # a tenth of uniform
 
 
-@pytest.mark.parametrize("bad", [{"examples": 0}, {"transfer": 1.5}, {"worth": -1}, {"weights": {"a": 0.0, "b": 0.0}}])
+@pytest.mark.parametrize("bad", [{"draws": 0}, {"transfer": 1.5}, {"worth": -1}, {"weights": {"a": 0.0, "b": 0.0}}])
 def test_what_cannot_be_planned_is_refused(bad):
     with pytest.raises(ValueError, match="Mixture.planned"):
-        Mixture.planned({"a": 1, "b": 2}, **{"examples": 10, **bad})
+        Mixture.planned({"a": 1, "b": 2}, **{"draws": 10, **bad})

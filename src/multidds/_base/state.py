@@ -28,7 +28,7 @@ def check_version(where: str, state: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}: the state has version {state.get('version')!r}, but this release reads {VERSION}.")
 
 
-def check_sizes(where: str, sizes: Mapping[str, int | None], given: Mapping[str, int | None]) -> None:
+def check_sizes(where: str, sizes: Mapping[str, float | None], given: Mapping[str, float | None]) -> None:
     """Raises a ValueError unless a state is one of the same data; None is the size of a stream."""
     check_names(f"{where}: state", sizes, given)
     for name, size in sizes.items():

@@ -3,7 +3,8 @@ pace that follows from it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, get_args
 
 from .._base.checks import check_names, check_step_ahead, check_whole
@@ -174,3 +175,11 @@ def check_groups(names: Sequence[str], groups: Mapping[str, str] | None) -> dict
                 f"Balancer: the group of {name!r} is called {group!r}, as a dataset is; call it otherwise."
             )
     return given
+
+
+def check_length(names: Iterable[str], sizes: Mapping[str, float] | None, examples: float | None) -> None:
+    if sizes is not None:
+        check_names("Balancer: sizes", names, sizes)
+    for name, number in {**(sizes or {}), "examples": 1.0 if examples is None else examples}.items():
+        if not (number > 0 and math.isfinite(number)):
+            raise ValueError(f"Balancer: sizes and examples must be positive, but {name!r} is {number}.")

@@ -42,6 +42,7 @@ from .arguments import (
     check_choices,
     check_data,
     check_groups,
+    check_length,
     check_model,
     pace_of,
     possibilities,
@@ -152,7 +153,8 @@ class Balancer:
         probes["noise"] = isinstance(rule, Anchored)
         self._estimator = Estimator(mixture.names, dev, prober, sources, reward or "multidds-s", **probes)
         self.mixture, self.every, self.priority = mixture, pace.every, priority
-        self._limits = Limits(mixture.names, bounds, sizes, examples, steps, max_passes, members)
+        check_length(mixture.names, sizes, examples)
+        self._limits = Limits(bounds, max_passes).tracker(mixture.names, members, sizes, examples, steps)
         self._begin(rule, sizes, examples, dev, None if groups is None and parts is None else members)
 
     def _begin(
@@ -362,7 +364,6 @@ class Balancer:
         self._estimator.check_state(state)
         self._rule.check_state(state["rule"])
         self.mixture.check_state(state["mixture"])
-        self._limits.check_state(state["limits"])
         check_state("Balancer", state, **dict.fromkeys(("prior", "anchor"), are_packed(is_share, len(self._order))))
         if "drift" in state:
             self._drift.check_state(state["drift"])

@@ -1,74 +1,104 @@
 """Limits that every rule keeps: shares between bounds, and no more passes over a dataset than are allowed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .._base.checks import by_name, check_names, check_state, is_count, is_number
+from .._base.checks import check_names
+from .._base.state import check_keys
 from .mixture import Mixture
 
 Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 
 
+@dataclass(frozen=True)
 class Limits:
-    """The bounds of one training, and how much of each dataset it has drawn by the mixtures so far.
+    """Limits of a mixture that every rule keeps.
 
-    bounds: {name: (low, high)}. sizes, examples, steps: {name: examples of a dataset}, and examples and optimizer steps
-    of the whole training. max_passes: a number, or {name: number}.
+    bounds: {name: (low, high)}: limits of shares. A name is that of a dataset, or of a group: then it limits the sum of
+        the shares of its datasets. None: no bounds.
+    max_passes: how many times training may pass through a dataset: a number, or {name: number}. It needs the sizes of
+        the datasets and the length of the training. None: any number.
     """
+
+    bounds: Bounds | None = None
+    max_passes: float | Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (self.bounds or {}).items():
+            if not 0 <= low <= high <= 1:
+                raise ValueError(
+                    f"Limits: bounds must be (low, high) with 0 <= low <= high <= 1, but {name!r} has {low, high}."
+                )
+        given = self.max_passes if isinstance(self.max_passes, Mapping) else {"all": self.max_passes}
+        for name, passes in given.items():
+            if passes is not None and not passes > 0:
+                raise ValueError(f"Limits: max_passes must be positive, but {name!r} is {passes}.")
+
+    def tracker(
+        self,
+        names: Sequence[str],
+        groups: Mapping[str, str] | None = None,
+        sizes: Mapping[str, float] | None = None,
+        draws: float | None = None,
+        steps: int | None = None,
+    ) -> "LimitTracker":
+        """Applies the limits to one training; an error if no mixture can keep them.
+
+        names: of the datasets.
+        groups: {dataset: group}; bounds may then have names of groups, too.
+        sizes: {dataset: number of examples}. draws: examples that the whole training draws. steps: its optimizer steps.
+            `max_passes` needs all three.
+        """
+        check_bounds("Limits: bounds", tuple(names), self.bounds or {}, groups)
+        if self.max_passes is None:
+            return LimitTracker(names, self.bounds or {}, groups or {}, {}, 0.0, 0)
+        given = {"sizes": sizes, "draws": draws, "steps": steps}
+        missing = [word for word, value in given.items() if value is None]
+        if missing or sizes is None or draws is None or steps is None:
+            raise ValueError(f"Limits: max_passes needs sizes, draws and steps, but there are no {', '.join(missing)}.")
+        by_name = self.max_passes if isinstance(self.max_passes, Mapping) else dict.fromkeys(names, self.max_passes)
+        check_names("Limits: max_passes", names, [*names, *by_name])
+        most_draws = {name: passes * sizes[name] for name, passes in by_name.items()}
+        return LimitTracker(names, self.bounds or {}, groups or {}, most_draws, draws / steps, steps)
+
+
+class LimitTracker:
+    """The limits of one training, and the draws that its mixtures have made so far."""
 
     def __init__(
         self,
-        names: tuple[str, ...],
-        bounds: Bounds | None,
-        sizes: Mapping[str, float] | None,
-        examples: float | None,
-        steps: int | None,
-        max_passes: float | Mapping[str, float] | None,
-        groups: Mapping[str, str] | None = None,
+        names: Sequence[str],
+        bounds: Bounds,
+        groups: Mapping[str, str],
+        most_draws: Mapping[str, float],
+        draws_per_step: float,
+        steps: int,
     ) -> None:
-        """groups: {dataset: group}; bounds may then have names of groups, too."""
-        self._groups = dict(groups or {})
-        check_bounds("Balancer: bounds", names, bounds or {}, self._groups)
-        if sizes is not None:
-            check_names("Balancer: sizes", names, sizes)
-        for name, number in {**(sizes or {}), "examples": 1.0 if examples is None else examples}.items():
-            if not (number > 0 and math.isfinite(number)):
-                raise ValueError(f"Balancer: sizes and examples must be positive, but {name!r} is {number}.")
-        self._sizes, self._examples, self._steps = sizes, examples, steps
+        """most_draws: {dataset: draws that its passes allow}, without those that have no such limit."""
         datasets = set(names)
-        self._bounds = {name: bound for name, bound in (bounds or {}).items() if name in datasets}
-        self._of_groups = {name: bound for name, bound in (bounds or {}).items() if name not in datasets}
-        self._max_passes: dict[str, float] = {}
-        if max_passes is not None:
-            if sizes is None or examples is None or steps is None:
-                raise ValueError("Balancer: max_passes needs sizes, examples and steps, to count passes by.")
-            given = max_passes if isinstance(max_passes, Mapping) else dict.fromkeys(names, max_passes)
-            check_names("Balancer: max_passes", names, [*names, *given])
-            if bad := [name for name, passes in given.items() if not passes > 0]:
-                raise ValueError(f"Balancer: max_passes must be positive, but {bad[0]!r} is {given[bad[0]]}.")
-            self._max_passes = dict(given)
-        self._shares = dict.fromkeys(names, 0.0)  # the sum of each probability over the steps so far
+        self._bounds = {name: bound for name, bound in bounds.items() if name in datasets}
+        self._of_groups = {name: bound for name, bound in bounds.items() if name not in datasets}
+        self._groups, self._most_draws = groups, most_draws
+        self._draws_per_step, self._steps = draws_per_step, steps
+        self._shares = dict.fromkeys(names, 0.0) if most_draws else {}  # the sum of each probability over the steps
         self._counted = 0  # the last step in it
 
     def count(self, step: int, mixture: Mixture) -> None:
-        """The draws of this step were made with this mixture. Once for every step, however often it is called."""
-        if self._max_passes and step > self._counted:
+        """Counts the draws of a step, which this mixture made: once, however often it is called."""
+        if self._most_draws and step > self._counted:
             self._counted = step
             for name, p in mixture.probabilities.items():
                 self._shares[name] += p
 
     def applied(self, probabilities: Mapping[str, float], step: int) -> dict[str, float]:
-        """The probabilities within the limits, for the steps behind this one."""
+        """The probabilities within the limits, for the steps after this one."""
         bounds = dict(self._bounds)
-        if self._max_passes:
-            assert self._sizes is not None
-            assert self._examples is not None
-            assert self._steps is not None
-            per_step = self._examples / self._steps
-            drawn = {name: share * per_step for name, share in self._shares.items()}
-            left = passes_left(self._sizes, self._max_passes, drawn, (self._steps - step) * per_step)
-            for name, (_, most) in left.items():
+        if self._most_draws:
+            drawn = {name: share * self._draws_per_step for name, share in self._shares.items()}
+            left = passes_left(self._most_draws, drawn, (self._steps - step) * self._draws_per_step)
+            for name, most in left.items():
                 low, high = bounds.get(name, (0.0, 1.0))
                 bounds[name] = (min(low, most), min(high, most))
         if self._of_groups:
@@ -76,15 +106,13 @@ class Limits:
         return within(probabilities, bounds) if bounds else dict(probabilities)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"shares": dict(self._shares) if self._max_passes else {}, "counted": self._counted}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        check_state("Balancer: limits", state, shares=by_name(is_number), counted=is_count)
+        return {"shares": dict(self._shares), "counted": self._counted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state(state)
-        self._shares = {name: float(state["shares"].get(name, 0.0)) for name in self._shares}
-        self._counted = int(state["counted"])
+        check_keys("Limits", state, "shares", "counted")
+        if self._most_draws:
+            check_names("Limits: state", self._shares, state["shares"])
+            self._shares, self._counted = dict(state["shares"]), state["counted"]
 
 
 def within_groups(
@@ -153,9 +181,6 @@ def check_bounds(where: str, names: tuple[str, ...], bounds: Bounds, groups: Map
     """groups: {dataset: group}; bounds may then have names of groups, too."""
     known = (*names, *sorted(set((groups or {}).values())))
     check_names(where, known, [*known, *bounds])
-    for name, (low, high) in bounds.items():
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"{where}: must be (low, high) with 0 <= low <= high <= 1, but {name!r} has {low, high}.")
     datasets = set(names)
     own = {name: bound for name, bound in bounds.items() if name in datasets}
     if (total := math.fsum(low for low, _ in own.values())) > 1:
@@ -189,11 +214,8 @@ def _check_groups(
         raise ValueError(f"{where}: the upper bounds, groups included, sum to {most:g}, which is less than 1.")
 
 
-def passes_left(
-    sizes: Mapping[str, float], max_passes: Mapping[str, float], drawn: Mapping[str, float], left: float
-) -> dict[str, tuple[float, float]]:
-    """The bounds that keep every dataset within its passes if they hold for the `left` draws that are still to come."""
+def passes_left(most_draws: Mapping[str, float], drawn: Mapping[str, float], left: float) -> dict[str, float]:
+    """The largest shares that keep every dataset within its draws if they hold for the `left` draws still to come."""
     if left <= 0:
         return {}
-    allowed = {name: max(0.0, passes * sizes[name] - drawn[name]) for name, passes in max_passes.items()}
-    return {name: (0.0, min(1.0, draws / left)) for name, draws in allowed.items()}
+    return {name: min(1.0, max(0.0, most - drawn[name]) / left) for name, most in most_draws.items()}

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from .._base.checks import by_name, check_names, check_state, is_count, is_number, is_state, listed
+from .._base.state import VERSION, check_keys, check_sizes, check_version
 from .._base.text import shares
 from .planned import TRANSFER, WORTH, planned
 
@@ -22,14 +23,18 @@ _EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a co
 class Mixture:
     """The probability of each dataset. The names never change; a balancer changes the probabilities.
 
+    probabilities: {name: probability}; they sum to 1.
+    sizes: {name: number of examples}, for rules that need them; None: unknown.
+
     >>> mixture = Mixture.temperature({"a": 1, "b": 9}, tau=2)
     >>> mixture["a"], mixture.names
     (0.25, ('a', 'b'))
     """
 
-    def __init__(self, probabilities: Mapping[str, float]) -> None:
+    def __init__(self, probabilities: Mapping[str, float], sizes: Mapping[str, float] | None = None) -> None:
         self._names = _checked_names("Mixture", probabilities)
         self._index = {name: i for i, name in enumerate(self._names)}
+        self.sizes = sizes
         self.version = 0  # grows with every move, so that readers notice one without comparing
         self._set(probabilities)
 
@@ -49,15 +54,16 @@ class Mixture:
     def _scaled(cls, where: str, sizes: Mapping[str, float], tau: float) -> "Mixture":
         sizes = _checked_sizes(where, sizes)
         largest = max(sizes.values())
-        return cls(_normalised({name: (size / largest) ** (1.0 / tau) for name, size in sizes.items()}))
+        return cls(_normalised({name: (size / largest) ** (1.0 / tau) for name, size in sizes.items()}), sizes)
 
     @classmethod
-    def uniform(cls, names: Iterable[str]) -> "Mixture":
-        """The same probability for each of the names."""
+    def uniform(cls, names: Iterable[str] | Mapping[str, float]) -> "Mixture":
+        """The same probability for each of the names; {name: examples} if the sizes are to be kept."""
+        sizes = names if isinstance(names, Mapping) else None
         names = list(names)
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"Mixture.uniform: the name {twice[0]!r} is there more than once.")
-        return cls({name: 1.0 / len(names) for name in names})
+        return cls({name: 1.0 / len(names) for name in names}, sizes)
 
     @classmethod
     def unimax(cls, sizes: Mapping[str, float], budget: float, max_passes: float) -> "Mixture":
@@ -76,20 +82,21 @@ class Mixture:
         for taken, name in enumerate(smallest_first):
             shares[name] = min(left / (len(sizes) - taken), max_passes * sizes[name])
             left -= shares[name]
-        return cls(_normalised(shares))
+        return cls(_normalised(shares), sizes)
 
     @classmethod
     def planned(
         cls,
         sizes: Mapping[str, float],
-        examples: float,
+        draws: float,
         weights: Mapping[str, float] | None = None,
         transfer: float = TRANSFER,
         worth: float = WORTH,
     ) -> "Mixture":
         """The mixture that suits a training of this length: the shorter it is, the nearer to uniform.
 
-        sizes: {name: how many examples there are}. examples: what the whole training will draw, in the unit of sizes.
+        sizes: {name: number of examples}.
+        draws: examples that the whole training will draw, in the unit of sizes.
         weights: {name: how much its dev set counts}; None: all the same.
         transfer: what an example is worth for the dev sets of other datasets, compared with its own.
         worth: the passes after which a repeated example is worth 1/e of a new one (R* of Muennighoff et al. 2023).
@@ -97,7 +104,7 @@ class Mixture:
         It maximises the weighted sum over dev sets of log(examples that serve them, repeated ones counted for less).
         """
         sizes = _checked_sizes("Mixture.planned", sizes)
-        for word, value in (("examples", examples), ("worth", worth)):
+        for word, value in (("draws", draws), ("worth", worth)):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"Mixture.planned: {word} must be positive and finite, but it is {value}.")
         if not 0 <= transfer <= 1:
@@ -106,7 +113,31 @@ class Mixture:
             check_names("Mixture.planned: weights", sizes, weights)
             if not all(0 <= w < math.inf for w in weights.values()) or not any(weights.values()):
                 raise ValueError("Mixture.planned: weights must not be negative, and at least one above 0.")
-        return cls(planned(sizes, examples, weights, transfer, worth))
+        return cls(planned(sizes, draws, weights, transfer, worth), sizes)
+
+    @classmethod
+    def extended(
+        cls, learned: "Mixture | Mapping[str, float]", sizes: Mapping[str, float], draws: float | None = None
+    ) -> "Mixture":
+        """Adds datasets to a learned mixture, or leaves some out.
+
+        A new dataset gets the share that `Mixture.planned` gives it; the others divide the rest in proportion to their
+        learned probabilities.
+
+        learned: the mixture of an earlier training, or {name: probability}.
+        sizes: {name: number of examples} of all datasets of the new training.
+        draws: examples that the new training will draw; None: as many as there are.
+        """
+        plan = cls.planned(sizes, sum(sizes.values()) if draws is None else draws)
+        learned = learned if isinstance(learned, Mixture) else cls(learned)
+        if set(learned) == set(plan):  # bit for bit
+            return cls({name: learned[name] for name in plan}, sizes)
+        new = math.fsum(plan[name] for name in plan if name not in learned)
+        kept = math.fsum(learned[name] for name in plan if name in learned)
+        if not kept > 0:
+            raise ValueError(f"Mixture.extended: the learned mixture has none of the datasets {listed(plan)}.")
+        shares = {name: learned[name] / kept * (1 - new) if name in learned else plan[name] for name in plan}
+        return cls(shares, sizes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,6 +147,19 @@ class Mixture:
     def probabilities(self) -> dict[str, float]:
         """A copy: {name: probability}."""
         return dict(zip(self._names, self._probabilities, strict=True))
+
+    @property
+    def sizes(self) -> dict[str, float] | None:
+        """A copy: {name: number of examples}, or None if they are unknown. Assign to fill them in."""
+        return None if self._sizes is None else dict(self._sizes)
+
+    @sizes.setter
+    def sizes(self, sizes: Mapping[str, float] | None) -> None:
+        if sizes is not None:
+            check_names("Mixture: sizes", self._names, sizes)
+            checked = _checked_sizes("Mixture", {name: sizes[name] for name in self._names})
+            sizes = {name: int(size) if size.is_integer() else size for name, size in checked.items()}
+        self._sizes = sizes
 
     def __getitem__(self, name: str) -> float:
         if name not in self._index:
@@ -152,7 +196,7 @@ class Mixture:
         self.version += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"probabilities": self.probabilities}
+        return {"version": VERSION, "probabilities": self.probabilities, "sizes": self.sizes}
 
     @staticmethod
     def shares_in(state: Mapping[str, Any]) -> dict[str, float]:
@@ -162,10 +206,14 @@ class Mixture:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state that `load_state_dict` would refuse, without changing anything."""
-        check_state("Mixture", state, probabilities=by_name(is_number))
+        check_version("Mixture", state)
+        check_keys("Mixture", state, "probabilities", "sizes")
         check_names("Mixture: state", self._names, Mixture(state["probabilities"]))
+        if self._sizes is not None and state["sizes"] is not None:
+            check_sizes("Mixture", self._sizes, state["sizes"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the probabilities of a state; other names, or other sizes if both are known, are an error."""
         self.check_state(state)
         self.move(state["probabilities"])
 
@@ -179,7 +227,7 @@ class Mixture:
         if not abs(total - 1) <= _SUM_TOLERANCE:
             raise ValueError(
                 f"Mixture: probabilities must sum to 1, but they sum to {total:g}. "
-                "For weights of any scale use Mixture.proportional."
+                "Divide weights of another scale by their sum."
             )
         scale = 1.0 if abs(total - 1) <= _EXACT else total
         self._probabilities = tuple(probabilities[name] / scale for name in self._names)

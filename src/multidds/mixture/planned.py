@@ -21,7 +21,7 @@ _PATIENCE = 250  # rounds after which steps are halved: they may overshoot from 
 
 def planned(
     sizes: Mapping[str, float],
-    examples: float,
+    draws: float,
     weights: Mapping[str, float] | None = None,
     transfer: float = TRANSFER,
     worth: float = WORTH,
@@ -40,7 +40,7 @@ def planned(
     shares = size / size.sum()
     least = _LEAST * np.minimum(1 / len(size), shares)
     for number in range(_ROUNDS):
-        worths, falls = _marginals(shares * examples, size, own, others, transfer, worth)
+        worths, falls = _marginals(shares * draws, size, own, others, transfer, worth)
         steps = (worths - shares @ worths) / np.maximum(falls, _FLATTEST)
         shares = shares * np.exp(np.clip(steps, -1.0, 1.0) * 0.5 ** (number // _PATIENCE))
         shares /= shares.sum()
@@ -51,7 +51,7 @@ def planned(
 
 
 def planned_beside(
-    shares: Mapping[str, float], sizes: Mapping[str, float], examples: float, weights: Mapping[str, float]
+    shares: Mapping[str, float], sizes: Mapping[str, float], draws: float, weights: Mapping[str, float]
 ) -> dict[str, float]:
     """The plan of the datasets that have dev sets of their own; others keep the share that they were given, but get no
     more than an equal one.
@@ -61,7 +61,7 @@ def planned_beside(
     own = {name: size for name, size in sizes.items() if name in weights}
     others = {name: min(p, 1 / len(shares)) for name, p in shares.items() if name not in own}
     share = 1 - math.fsum(others.values())
-    return others | {name: share * p for name, p in planned(own, share * examples, weights).items()}
+    return others | {name: share * p for name, p in planned(own, share * draws, weights).items()}
 
 
 def _vectors(sizes: Mapping[str, float], weights: Mapping[str, float]) -> tuple[Any, Any, float]:
