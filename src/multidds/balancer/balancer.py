@@ -153,7 +153,6 @@ class Balancer:
         probes["noise"] = isinstance(rule, Anchored)
         self._estimator = Estimator(mixture.names, dev, prober, sources, reward or "multidds-s", **probes)
         self.mixture, self.every, self.priority = mixture, pace.every, priority
-        check_length(mixture.names, sizes, examples)
         self._limits = Limits(bounds, max_passes).tracker(mixture.names, members, sizes, examples, steps)
         self._begin(rule, sizes, examples, dev, None if groups is None and parts is None else members)
 
@@ -166,6 +165,7 @@ class Balancer:
         groups: Mapping[str, str] | None,
     ) -> None:
         """groups: {dataset: group}, where what is known of each dataset is kept, aged and shrunk; None: it is not."""
+        check_length(self.mixture.names, sizes, examples)
         self._order = sorted(self.mixture.names)  # of the rule: a state fits whatever order the datasets are given in
         self._prior = [self.mixture[name] for name in self._order]
         self._anchor = self._start(rule, sizes, examples, dev)
