@@ -5,6 +5,8 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its library comes: no test asks a hub, or tells it anything
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch comes: there are as many processes as cores already
+for name in [name for name in os.environ if name.startswith("SLURM_")]:
+    del os.environ[name]  # inside a job of a cluster too, the tests are one process that starts others by itself
 
 import made_up_languages
 import pytest
@@ -57,6 +59,16 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     made_up_languages.write(folder / "data" / "made-up")
     return folder
+
+
+@pytest.fixture(scope="session")
+def text(corpus):
+    """The corpus, prepared for the small runs of `toy_runs`: processes that are launched find it done."""
+    from toy_runs import small_config
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert small_config(corpus, patch).model.dropout > 0
+    return corpus
 
 
 @pytest.fixture(scope="session")

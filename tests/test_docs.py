@@ -1,7 +1,6 @@
 """The README, the docs and the examples are run, so they stay true."""
 
 import re
-from itertools import cycle
 from pathlib import Path
 
 import lightning
@@ -11,36 +10,15 @@ import torch
 import toy_trainers
 import transformers
 from snippets import SNIPPETS, blocks
+from surroundings import surroundings
 from torch.utils.data import ConcatDataset, DataLoader
-from toys import dataset, loss, mlp
+from toys import dataset, mlp
 
 import multidds
-from multidds import Balancer, Mixture, batches_of
+from multidds import Balancer, Mixture
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-
-
-def surroundings():
-    """What a user has before the first line of a block."""
-    model = mlp()
-    datasets = {name: dataset(size, seed=size) for name, size in (("az-en", 40), ("pt-en", 300))}
-    dev_sets = {name: dataset(30, seed=i) for i, name in enumerate(datasets)}
-    return {
-        "torch": torch,
-        "model": model,
-        "loss": loss,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "datasets": datasets,
-        "dev_sets": dev_sets,
-        "sizes": {name: len(d) for name, d in datasets.items()},
-        "probe_loaders": {name: batches_of(d, 8) for name, d in datasets.items()},
-        "dev_loaders": {name: batches_of(d, 8) for name, d in dev_sets.items()},
-        "max_steps": 2000,
-        "cycle": cycle,
-        "DataLoader": DataLoader,
-        "ConcatDataset": ConcatDataset,
-    }
 
 
 def before_and_after(diff):

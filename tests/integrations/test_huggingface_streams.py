@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_mixed_dataset import Flow
+from toy_streams import Flow
 from toy_trainers import SIZES, Rows, arrow, lasting, mixtures, simulated, streams, train_sets, trainer_of
 
 from multidds import Mixture

@@ -7,13 +7,14 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import BackboneFinetuning, EMAWeightAveraging, ModelCheckpoint
-from test_lightning import DEV, SIZES, TRAIN, Net, Stateless, loader_and_callback, net, result, trainer
-from test_lightning import pytestmark as pytestmark  # what Lightning warns of by itself
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from toy_lightning import DEV, QUIET, SIZES, TRAIN, Net, Stateless, loader_and_callback, net, result, trainer
 
 from multidds import Mixture, Scorer
 from multidds.integrations.lightning import BalanceCallback, mixed_loader
+
+pytestmark = QUIET
 
 
 class Stops(Net):

@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
-from test_lightning import loader_and_callback, net, pytestmark  # noqa: F401 (what Lightning says of any small run)
-from test_lightning import trainer as lightning
+from toy_lightning import QUIET, loader_and_callback, net
+from toy_lightning import trainer as lightning
 from toy_trainers import SIZES, mixtures, trainer_of
 from toys import batches, mlp
 from toys import loss as loss_of
@@ -19,6 +19,8 @@ from toys import loss as loss_of
 from multidds import Balancer, Mixture, Update
 from multidds.history.history import moments_of
 from multidds.history.loggers import keep_history, on_console, table
+
+pytestmark = QUIET
 
 LINE = re.compile(r"^step (\d+)  ((\w \d+→\d+%  )*\w \d+→\d+%|unchanged: .*)$", re.MULTILINE)
 

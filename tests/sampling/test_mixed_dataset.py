@@ -8,7 +8,8 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
+from toy_streams import Flow
 
 from multidds import Draws, Mixture, MixtureSampler
 from multidds.sampling.mixed_dataset import AnyOrder, MixedDataset
@@ -40,33 +41,6 @@ class Batched(Named):
 
     def __getitems__(self, places):
         return [f"{self.name}{i}" for i in places]
-
-
-class Flow(IterableDataset):
-    """A stream that shards itself, reshuffles by the pass and keeps its place."""
-
-    def __init__(self, name, size, num_shards=4):
-        self.name, self.size, self.num_shards = name, size, num_shards
-        self.epoch, self.place, self.start = 0, 0, 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        info = get_worker_info()
-        mine = list(range(self.size))
-        if info is not None:
-            mine = [i for i in mine if i % self.num_shards % info.num_workers == info.id]
-        self.place, self.start = self.start, 0
-        for i in mine[self.place :]:
-            self.place += 1
-            yield f"{self.name}{i}p{self.epoch}"
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.start = state["place"]
 
 
 def sets(kind=Named, sizes=SIZES):

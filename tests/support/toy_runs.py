@@ -1,15 +1,29 @@
-"""A translation run small enough for a test, on the made-up languages."""
+"""Translation runs small enough for a test, on the made-up languages; how they are launched and compared."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
 from conftest import ROOT
+from made_runs import read_lines
 
 from multidds.nmt.config.config import load_config
 from multidds.nmt.prepare.prepare import prepare
+from multidds.nmt.runs import checkpoints
+
+SCRIPTS = Path(sys.executable).parent
+FAULTY = ROOT / "tests" / "support" / "faulty_rank.py"
 
 SMALL = (
     "model.encoder_layers=1", "model.decoder_layers=1", "model.width=16", "model.inner=32", "model.heads=2",
     "train.tokens=400", "train.batch_tokens=200", "train.pool=4", "train.warmup=5", "train.log_every=3",
     "train.save_every=4", "train.max_steps=12", "mixture.every=5", "mixture.probe_tokens=100", "mixture.sketch=256",
 )  # fmt: skip
+TIMES = ("seconds", "clock", "tokens_per_second")
 
 
 class Silent:
@@ -27,6 +41,18 @@ class Silent:
     log = line
 
 
+class Stopping(Silent):
+    """A display that asks the training to stop, as Ctrl-C does."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def progress(self, fraction, facts):
+        if facts.get("step") == self.after:
+            signal.raise_signal(signal.SIGINT)
+
+
 def small_config(corpus, monkeypatch, *overrides, pairs=None):
     """recipes/tiny.toml, smaller; prepared. Relative paths lead into the corpus."""
     monkeypatch.chdir(corpus)
@@ -37,3 +63,39 @@ def small_config(corpus, monkeypatch, *overrides, pairs=None):
     config = load_config(ROOT / "recipes" / "tiny.toml", [*SMALL, *extra, *overrides])
     prepare(config, processes=2)
     return config
+
+
+def records(run):
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in read_lines(run)]
+
+
+def tensors(run):
+    return checkpoints.read(checkpoints.listed(run)[-1])[0]
+
+
+def same_runs(a, b):
+    one, two = tensors(a), tensors(b)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert records(a) == records(b)
+    best = [checkpoints.read(run / "best.safetensors") for run in (a, b)]
+    assert best[0][1] == best[1][1]
+    assert all(torch.equal(best[0][0][name], best[1][0][name]) for name in best[0][0])
+
+
+def sets(overrides):
+    return [part for override in (*SMALL, *overrides) for part in ("--set", override)]
+
+
+def torchrun(folder, *overrides, faults=None, options=()):
+    """The command and the environment of a launch with two processes and, by their restart, some faults."""
+    program = ["-m", "multidds"] if faults is None else [str(FAULTY)]
+    recipe = str(ROOT / "recipes" / "tiny.toml")
+    start = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node", "2", *options]
+    command = [*start, *program, "train", recipe, "--folder", str(folder), *sets(overrides)]
+    return command, os.environ | {"FAULTS": json.dumps(faults or {}), "PYTHONUNBUFFERED": "1"}
+
+
+def launched(folder, cwd, *overrides, faults=None, options=()):
+    command, environment = torchrun(folder, *overrides, faults=faults, options=options)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)

@@ -11,7 +11,8 @@ from conftest import ROOT, multidds
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import lines_of, make_run, read_lines, some_record, write_records
-from test_docs import blocks, surroundings
+from snippets import blocks
+from surroundings import surroundings
 from torch.utils.data import DataLoader
 from toy_runs import Silent, small_config
 

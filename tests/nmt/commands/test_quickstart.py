@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_docs import blocks
+from snippets import blocks
 from wheels import make_wheels
 
 QUICKSTART = ROOT / "docs" / "quickstart.md"

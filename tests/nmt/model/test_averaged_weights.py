@@ -2,9 +2,8 @@ import contextlib
 
 import pytest
 import torch
-from test_train import records, same_runs, tensors
 from torch import nn
-from toy_runs import Silent, small_config
+from toy_runs import Silent, records, same_runs, small_config, tensors
 
 from multidds.nmt.model.averaged_weights import AveragedWeights
 from multidds.nmt.runs import checkpoints

@@ -11,9 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_processes import text, torchrun  # noqa: F401
-from test_train import Stopping, records, same_runs
-from toy_runs import Silent, small_config
+from toy_runs import Silent, Stopping, records, same_runs, small_config, torchrun
 
 from multidds.nmt.batches.probe_batches import dev_batches
 from multidds.nmt.batches.sentences import Sentences
@@ -205,7 +203,7 @@ def test_a_resumed_training_with_weights_is_the_same(corpus, monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
-def test_two_processes_weigh_as_one_does(text, monkeypatch, tmp_path):  # noqa: F811
+def test_two_processes_weigh_as_one_does(text, monkeypatch, tmp_path):
     overrides = (*DDS, "examples.sharpness=1", "examples.probe_tokens=2000", "model.dropout=0", "train.tokens=300")
     command, environment = torchrun(tmp_path / "two", *overrides)
     done = subprocess.run(command, cwd=text, env=environment, capture_output=True, text=True, timeout=300)

@@ -11,9 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, multidds
 from made_runs import read_lines
-from test_processes import torchrun
-from test_train import records, same_runs
-from toy_runs import SMALL, Silent
+from toy_runs import SMALL, Silent, records, same_runs, torchrun
 
 from multidds.nmt.commands.export_mixture import average_mixture, final_mixture, history_json
 from multidds.nmt.commands.verify import verify

@@ -9,19 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
-from test_train import records, same_runs, tensors
-from toy_runs import SMALL, Silent, small_config
+from toy_runs import FAULTY, SCRIPTS, Silent, launched, records, same_runs, sets, small_config, tensors, torchrun
 
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.common import launch
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.common.processes import Processes
-from multidds.nmt.config.config import load_config
 from multidds.nmt.model.device import device_of
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.dev_bleu import dev_bleu
@@ -36,28 +33,8 @@ pytestmark = [
     pytest.mark.claim("Several processes", "the documented commands start two processes"),
 ]
 
-SCRIPTS = Path(sys.executable).parent
-FAULTY = ROOT / "tests" / "support" / "faulty_rank.py"
 LATE = 30  # seconds: by then a death is noticed
 TRANSLATED = ("train.select=translation", "train.select_sentences=5", "train.tokens=300")
-
-
-def sets(overrides):
-    return [part for override in (*SMALL, *overrides) for part in ("--set", override)]
-
-
-def torchrun(folder, *overrides, faults=None, options=()):
-    """The command and the environment of a launch with two processes and, by their restart, some faults."""
-    program = ["-m", "multidds"] if faults is None else [str(FAULTY)]
-    recipe = str(ROOT / "recipes" / "tiny.toml")
-    start = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node", "2", *options]
-    command = [*start, *program, "train", recipe, "--folder", str(folder), *sets(overrides)]
-    return command, os.environ | {"FAULTS": json.dumps(faults or {}), "PYTHONUNBUFFERED": "1"}
-
-
-def launched(folder, cwd, *overrides, faults=None, options=()):
-    command, environment = torchrun(folder, *overrides, faults=faults, options=options)
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def said(done):
@@ -79,15 +56,6 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def text(corpus):
-    config = load_config(ROOT / "recipes" / "tiny.toml", SMALL)
-    with pytest.MonkeyPatch.context() as patch:
-        small_config(corpus, patch)
-    assert config.model.dropout > 0
-    return corpus
 
 
 @pytest.fixture(scope="module")

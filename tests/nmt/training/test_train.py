@@ -12,9 +12,9 @@ import time
 import pytest
 import torch
 from conftest import ROOT, multidds
-from made_runs import read_lines, read_sealed_json
+from made_runs import read_sealed_json
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_runs import SMALL, Silent, small_config
+from toy_runs import SMALL, Silent, Stopping, records, same_runs, small_config, tensors
 
 from multidds.nmt.batches.batch import Sentences
 from multidds.nmt.common.checksummed import write_checksummed
@@ -28,43 +28,11 @@ from multidds.nmt.training.progress import CLOCKS
 from multidds.nmt.training.start_mixture import prior_of
 from multidds.nmt.training.train import Training, train
 
-TIMES = ("seconds", "clock", "tokens_per_second")
-
-
-def records(run):
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in read_lines(run)]
-
-
-def tensors(run):
-    return checkpoints.read(checkpoints.listed(run)[-1])[0]
-
-
-def same_runs(a, b):
-    one, two = tensors(a), tensors(b)
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert records(a) == records(b)
-    best = [checkpoints.read(run / "best.safetensors") for run in (a, b)]
-    assert best[0][1] == best[1][1]
-    assert all(torch.equal(best[0][0][name], best[1][0][name]) for name in best[0][0])
-
 
 def sizes_of(config):
     prepared = Prepared(config)
     data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
     return {name: len(sentences) for name, sentences in data.items()}, data
-
-
-class Stopping(Silent):
-    """A display that asks the training to stop, as Ctrl-C does."""
-
-    def __init__(self, after):
-        super().__init__()
-        self.after = after
-
-    def progress(self, fraction, facts):
-        if facts.get("step") == self.after:
-            signal.raise_signal(signal.SIGINT)
 
 
 class NoWaiting(TorchDispatchMode):
