@@ -1,10 +1,14 @@
 """What `make test` promises by itself."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
+from toy_lightning import QUIET, loader_and_callback, net, trainer
+
+pytestmark = QUIET
 
 
 @pytest.mark.slow
@@ -16,3 +20,12 @@ def test_a_crashed_worker_ends_the_run_with_a_failure(tmp_path):
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "crashed while running 'test_crash.py::test_dies'" in done.stdout
+
+
+def test_a_machine_of_a_cluster_is_like_any_other(tmp_path, monkeypatch):
+    """Lightning warns where `srun` is installed and not used, and warnings are errors here."""
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert not [name for name in os.environ if name.startswith("SLURM_")]
+    loader, callback = loader_and_callback()
+    trainer(tmp_path, callback, max_steps=2).fit(net(), loader)
