@@ -9,13 +9,13 @@ from typing import Any, TypeAlias, get_args
 
 from .._base.checks import check_names, check_step_ahead, check_whole
 from ..mixture.mixture import Mixture, check_mixture
+from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Prober
 from ..rewards.estimate import STABILIZED
 from ..rewards.formulas import Reward
 from ..rules.anchored import Anchored
 from ..rules.rivals import Exp3, Exponentiated
 from ..rules.scorer import Scorer
-from ..sampling.sources import ProbeSources
 from .pace import LEAST_SETS, Pace, advice, chosen, enough, in_mixed_batches, in_parts
 
 Rule: TypeAlias = Scorer | Anchored | Exponentiated | Exp3

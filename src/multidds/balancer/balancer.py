@@ -25,6 +25,7 @@ from ..mixture.limits import Bounds, Limits
 from ..mixture.mixture import Mixture
 from ..mixture.planned import planned_beside
 from ..probes.example_slopes import ExampleLosses
+from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Loss, Prober
 from ..rewards.estimate import Estimate
 from ..rewards.estimator import Estimator, parts_of
@@ -35,7 +36,6 @@ from ..rules.anchored import Anchored, Believing, Tilt
 from ..rules.drift import Drift, distance
 from ..rules.rivals import Rival
 from ..rules.scorer import Logits, Scorer
-from ..sampling.sources import ProbeSources
 from .arguments import (
     Rule,
     batches_of_each,

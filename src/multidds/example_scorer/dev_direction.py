@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ..gradients.vectors import Gradient, added, norm
+from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Numbered, Prober
 from ..rewards.dev_weights import DevWeights
-from ..sampling.sources import ProbeSources
 from .replay_buffer import RecentDirection
 
 

@@ -22,9 +22,9 @@ from ..gradients.work_split import WorkSplit, alike_on_all, owners_of
 from ..probes.alignment_table import Halves, Table, sketcher_of
 from ..probes.example_slopes import ExampleLosses, refuse_narrow
 from ..probes.metric import AdamMetric
+from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Loss, Numbered, Prober
 from ..probes.sweep import Direction, Losses, NonFinite, Taken, sweep
-from ..sampling.sources import ProbeSources
 from .dev_weights import DevWeights
 from .estimate import STABILIZED, Estimate, Swept, estimate_of
 from .formulas import Reward

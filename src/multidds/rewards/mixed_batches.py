@@ -18,8 +18,8 @@ from torch import Tensor
 from ..gradients.averages import MeanDirection
 from ..gradients.vectors import Gradient, added
 from ..probes.example_slopes import ExampleLosses, NumberedSlopes, one_per_example, slopes_of, step_size
+from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Prober
-from ..sampling.sources import ProbeSources
 
 _OWNER = "Balancer"
 
