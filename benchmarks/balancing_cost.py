@@ -35,7 +35,7 @@ import torch
 from multidds.gradients import vectors as gradients
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.config.config import Config, load_config, parse_config
-from multidds.nmt.prepare.prepare import prepare
+from multidds.nmt.prepare import prepare
 from multidds.nmt.training.length import in_parts, probe_shape, probe_share
 from multidds.nmt.training.train import Training
 from multidds.probes import alignment_table as table

@@ -110,10 +110,10 @@ def openers(folder: Path, path: Path) -> Any:
     from multidds.nmt.common.checksummed import sha256
     from multidds.nmt.config.config import load_config, read_run
     from multidds.nmt.evaluation import scores, translate
-    from multidds.nmt.prepare import vocabulary
+    from multidds.nmt.prepare import Prepared, vocabulary
     from multidds.nmt.prepare.catalogues.folder import Folder, check_made
-    from multidds.nmt.prepare.prepare import Prepared
-    from multidds.nmt.runs import checkpoints, records
+    from multidds.nmt.runs import checkpoints
+    from multidds.nmt.runs.record_files import read_records
 
     if folder.name == "corpus":
         if path.suffix in (".tur", ".rus", ".eng") and path.exists():
@@ -137,7 +137,7 @@ def openers(folder: Path, path: Path) -> Any:
         return translate.read_export(folder / "export") and ""
     if path.name == "best.safetensors":
         return checkpoints.read(path, "numpy") and ""
-    records.read_records(folder)
+    read_records(folder)
     vocabulary.load_vocabulary(folder / "vocabulary")
     for name in vocabulary.models_of(config):
         vocabulary.load_model(folder / "vocabulary", name)

@@ -30,11 +30,11 @@ from typing import Any
 
 from multidds.nmt.config.config import Config, load_config, read_run
 from multidds.nmt.evaluation import translate as translating
-from multidds.nmt.prepare import prepare as preparing
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.encode import ShardEncoder
 from multidds.nmt.prepare.resumable_tasks import start_worker
-from multidds.nmt.prepare.shard_plan import Shard
-from multidds.nmt.prepare.text_files import read_pairs
+from multidds.nmt.prepare.shard_plan import Shard, shards_of
+from multidds.nmt.prepare.text_files import read_pairs, scan_inputs
 from multidds.nmt.prepare.vocabulary import load_model, model_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def encode_phase(pool: ProcessPoolExecutor, config: Config, folder: Path) -> flo
     """Returns the CPU seconds of all processes; the pass that hashes the text is one of this."""
     began = time.process_time()
     table = config.model_dump_json()
-    shards = [shard for shard in preparing.shards_of(config, preparing.inputs_of(config)) if shard.split == "train"]
+    shards = [shard for shard in shards_of(config, scan_inputs(config)) if shard.split == "train"]
     futures = [pool.submit(our_encoding, table, shard, folder) for shard in shards]
     spent = sum(future.result() for future in futures)
     return time.process_time() - began + spent
@@ -159,7 +159,7 @@ def encoding(config: Config, lines: int, processes: list[int], repeat: int) -> l
 def translation(run: Path, sentences: int, threads: list[int], repeat: int) -> list[dict[str, Any]]:
     config, _ = read_run(run)
     pair = config.data.pairs[-1]
-    prepared = preparing.Prepared(config)
+    prepared = Prepared(config)
     lines = list(islice(cycle(line for line in prepared.test_lines(pair.name, "source") if line.strip()), sentences))
     rows = []
     for count in threads:
@@ -199,7 +199,7 @@ def translation(run: Path, sentences: int, threads: list[int], repeat: int) -> l
 def starting(run: Path, repeat: int) -> list[dict[str, Any]]:
     config, _ = read_run(run)
     pair = config.data.pairs[-1]
-    line = preparing.Prepared(config).test_lines(pair.name, "source")[0]
+    line = Prepared(config).test_lines(pair.name, "source")[0]
     translating.export(run)
     commands = {
         "python -c pass": ["-c", "pass"],

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from multidds import Mixture
-from multidds.nmt.batches.batch import Batch, Sentences, Stream, evaluation_batches
+from multidds.nmt.batches.batch import Batch, evaluation_batches
 from multidds.nmt.batches.probe_batches import probe_batches
+from multidds.nmt.batches.sentences import Sentences
+from multidds.nmt.batches.stream import Stream
 from multidds.nmt.config.config import Config
 from multidds.nmt.model.transformer import make_model
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.training.length import learning_rate
 
 

@@ -133,7 +133,7 @@ def megabytes(who: int) -> float:
 def prepared(recipe: str, folder: str, processes: str) -> dict[str, Any]:
     """Prepare, and what it took: seconds, also until the first shard was done; memory of the largest process."""
     from multidds.nmt.config.config import load_config
-    from multidds.nmt.prepare.prepare import prepare
+    from multidds.nmt.prepare import prepare
 
     began, marks = time.monotonic(), {}
 
@@ -213,13 +213,12 @@ def measured(recipe: str, numbers: list[int]) -> tuple[int, float, float]:
     hash them; that is counted too."""
     from multidds.nmt.config.config import load_config
     from multidds.nmt.prepare.encode import ShardEncoder
-    from multidds.nmt.prepare.input_scan import scan
-    from multidds.nmt.prepare.prepare import inputs_of, shards_of
-    from multidds.nmt.prepare.text_files import files_of, read_columns
+    from multidds.nmt.prepare.shard_plan import shards_of
+    from multidds.nmt.prepare.text_files import files_of, read_columns, scan, scan_inputs
     from multidds.nmt.prepare.vocabulary import load_model
 
     config = load_config(Path(recipe))
-    shards = [shard for shard in shards_of(config, inputs_of(config)) if shard.split == "train"]
+    shards = [shard for shard in shards_of(config, scan_inputs(config)) if shard.split == "train"]
     lines, ours, theirs = 0, 0.0, 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

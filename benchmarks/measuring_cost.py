@@ -16,13 +16,15 @@ from pathlib import Path
 import torch
 
 from multidds import Mixture
-from multidds.nmt.batches.batch import Sentences, Stream, evaluation_batches
+from multidds.nmt.batches.batch import evaluation_batches
 from multidds.nmt.batches.probe_batches import probe_batches
+from multidds.nmt.batches.sentences import Sentences
+from multidds.nmt.batches.stream import Stream
 from multidds.nmt.config.config import Config, load_config
 from multidds.nmt.model.averaged_weights import AveragedWeights
 from multidds.nmt.model.freed_memory import keep_freed_memory
 from multidds.nmt.model.transformer import Transformer
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.training.dev_objectives import OBJECTIVES
 from multidds.nmt.training.validation import measure
 

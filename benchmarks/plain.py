@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from multidds.nmt.batches import batch as batches
-from multidds.nmt.batches.batch import Batch
+from multidds.nmt.batches.batch import Batch, Rows
 from multidds.nmt.model.transformer import EPSILON, Layer, Transformer
 
 
@@ -26,7 +25,7 @@ class Padded:
 
 
 def padded(batch: Batch) -> Padded:
-    def spread(tokens: Tensor, rows: batches.Rows) -> Tensor:
+    def spread(tokens: Tensor, rows: Rows) -> Tensor:
         table = torch.zeros(rows.sentences * rows.longest, dtype=torch.int64)
         return table.index_copy(0, rows.places, tokens).view(rows.sentences, rows.longest)
 

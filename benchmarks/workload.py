@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from multidds import Mixture
-from multidds.nmt.batches import batch as batches
-from multidds.nmt.batches.batch import Batch, Sentences, Stream
+from multidds.nmt.batches.batch import Batch, assemble, cut
+from multidds.nmt.batches.sentences import Sentences
+from multidds.nmt.batches.stream import Stream
 from multidds.nmt.config.config import load_config
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 
 SIZES = {
     "small": {"encoder_layers": 3, "decoder_layers": 3, "width": 256, "inner": 512, "heads": 4},
@@ -89,8 +90,8 @@ def _made_up_batches(count: int, tokens: int) -> list[Batch]:
     sentences = _MadeUp(2 * _POOL * tokens // 25)
     longer = np.maximum(sentences.source_lengths, sentences.target_lengths)
     enough = int(np.searchsorted(np.cumsum(longer), _POOL * tokens))
-    cut = batches._cut([(sentences, i) for i in range(enough)], _POOL)
-    return [batches.assemble(items) for items in batches._shuffled(cut, 0, 0)[:count]]
+    pool = cut([(sentences, i) for i in range(enough)], _POOL)
+    return [assemble(pool[i]) for i in np.random.default_rng([0, 0]).permutation(len(pool))[:count]]
 
 
 def arithmetic(work: Workload, batch: Batch) -> float:

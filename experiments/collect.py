@@ -17,12 +17,13 @@ import torch
 from bleu_counts import counts_of
 from domains import commit, rounded
 
-from multidds.nmt.batches.batch import Sentences
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.config.config import read_run
 from multidds.nmt.evaluation.scores import read_scores, scored_lines
 from multidds.nmt.evaluation.translate import export, open_model
-from multidds.nmt.prepare.prepare import Prepared
-from multidds.nmt.runs.records import Updated, Validated, read_records
+from multidds.nmt.prepare import Prepared
+from multidds.nmt.runs.record_files import read_records
+from multidds.nmt.runs.records import Updated, Validated
 from multidds.nmt.training.dev_bleu import bleu_of
 
 

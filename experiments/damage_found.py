@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from multidds.nmt.batches.batch import Batch, Sentences, assemble, evaluation_items
+from multidds.nmt.batches.batch import Batch, assemble, evaluation_items
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.processes import Processes
 from multidds.nmt.config.config import Config, read_run
 from multidds.nmt.model.transformer import Transformer, make_model
 from multidds.nmt.noisy_pairs.noisy_pairs import Examples
 from multidds.nmt.noisy_pairs.pair_features import per_sentence
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.encode import Encoder
-from multidds.nmt.prepare.prepare import Prepared
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.start_mixture import prior_of
 

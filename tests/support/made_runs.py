@@ -9,7 +9,7 @@ import random
 
 from multidds.nmt.common.checksummed import sha256, write_checksummed
 from multidds.nmt.common.escaping import file_name
-from multidds.nmt.runs.records import record_line
+from multidds.nmt.runs.record_files import record_line
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
 

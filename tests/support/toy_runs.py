@@ -12,7 +12,7 @@ from conftest import ROOT
 from made_runs import read_lines
 
 from multidds.nmt.config.config import load_config
-from multidds.nmt.prepare.prepare import prepare
+from multidds.nmt.prepare import prepare
 from multidds.nmt.runs import checkpoints
 
 SCRIPTS = Path(sys.executable).parent

@@ -5,10 +5,12 @@ import torch
 from toy_runs import small_config
 
 from multidds import Mixture
-from multidds.nmt.batches.batch import Rows, Sentences, Stream, assemble, evaluation_batches
+from multidds.nmt.batches.batch import Rows, assemble, evaluation_batches
 from multidds.nmt.batches.probe_batches import probe_batches
+from multidds.nmt.batches.sentences import Sentences
+from multidds.nmt.batches.stream import Stream
 from multidds.nmt.common.errors import UserError
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.vocabulary import BEGIN, END, tag_of
 
 

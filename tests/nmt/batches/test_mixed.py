@@ -7,11 +7,12 @@ from toy_runs import small_config
 
 from multidds.balancer import arguments as choices
 from multidds.balancer import pace
-from multidds.nmt.batches.batch import Sentences, assemble
-from multidds.nmt.batches.mixed import MixedSentences, collate, sentence_losses, sentences_of
+from multidds.nmt.batches.batch import assemble
+from multidds.nmt.batches.probe_batches import MixedSentences, collate, sentence_losses, sentences_of
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.training import length as schedule
 from multidds.nmt.training.length import in_parts, probe_passes, probe_share, within_budget
 from multidds.nmt.training.train import Training

@@ -19,11 +19,11 @@ from multidds.nmt.evaluation.scores import read_scores
 from multidds.nmt.experiment.experiment_file import load_experiment
 from multidds.nmt.experiment.run_list import plan
 from multidds.nmt.prepare.catalogues.packages import read_list
-from multidds.nmt.prepare.prepare import read_manifest
+from multidds.nmt.prepare.prepared import read_manifest
 from multidds.nmt.prepare.text_files import read_pairs
 from multidds.nmt.prepare.vocabulary import load_vocabulary, model_digests
 from multidds.nmt.runs import checkpoints
-from multidds.nmt.runs.records import Follower, read_records
+from multidds.nmt.runs.record_files import Follower, read_records
 
 CASES = int(os.environ.get("MULTIDDS_FUZZ_CASES", "40"))
 RECIPE = (ROOT / "recipes" / "ted-related-m2o.toml").read_text(encoding="utf-8")

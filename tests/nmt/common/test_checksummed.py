@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from toy_runs import Silent, small_config
 
 from multidds.nmt.commands.verify import verify
-from multidds.nmt.common.checksummed import check_digest, read_checksummed, sealed, sha256, write_checksummed
+from multidds.nmt.common.checksummed import check_digest, checksummed, read_checksummed, sha256, write_checksummed
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.common.files import locked
 from multidds.nmt.evaluation.evaluate import evaluate
 from multidds.nmt.evaluation.translate import Translator, read_export
+from multidds.nmt.prepare import prepare
 from multidds.nmt.prepare.catalogues import build
-from multidds.nmt.prepare.prepare import prepare
 from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.train import train
@@ -69,7 +69,7 @@ def test_a_sealed_file_is_json_and_reads_back(tmp_path_factory, facts):
 @given(FACTS, st.integers(0, 10**6), st.integers(1, 255))
 def test_no_byte_of_a_sealed_file_can_change_unnoticed(tmp_path_factory, facts, place, change):
     path = tmp_path_factory.mktemp("sealed") / "a.json"
-    path.write_bytes(sealed(facts))
+    path.write_bytes(checksummed(facts))
     flipped(path, place, change)
     with pytest.raises(DamagedError, match=r"a\.json: is damaged.*; make it again\.$"):
         read_checksummed(path, "make it again.")
@@ -78,7 +78,7 @@ def test_no_byte_of_a_sealed_file_can_change_unnoticed(tmp_path_factory, facts, 
 @given(st.integers(0, 10**6))
 def test_a_sealed_file_cannot_lose_its_end_unnoticed(tmp_path_factory, left):
     path = tmp_path_factory.mktemp("sealed") / "a.json"
-    content = sealed({"a": 1, "checksum of b": "c" * 64})
+    content = checksummed({"a": 1, "checksum of b": "c" * 64})
     path.write_bytes(content[: left % len(content)])
     with pytest.raises(DamagedError, match="is damaged or of another version"):
         read_checksummed(path, "x")

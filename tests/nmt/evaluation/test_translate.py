@@ -11,14 +11,15 @@ from conftest import ROOT, multidds
 from sacrebleu.metrics import BLEU
 from toy_runs import Silent, small_config
 
-from multidds.nmt.batches.batch import Sentences, assemble
+from multidds.nmt.batches.batch import assemble
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import read_run
 from multidds.nmt.evaluation.significance import compare
 from multidds.nmt.evaluation.translate import Translator
 from multidds.nmt.model.transformer import make_model
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.encode import Encoder
-from multidds.nmt.prepare.prepare import Prepared
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.train import train
 

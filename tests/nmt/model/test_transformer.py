@@ -7,10 +7,11 @@ from plain import padded, plain_loss
 from torch import nn
 from toy_runs import small_config
 
-from multidds.nmt.batches.batch import Batch, Rows, Sentences, assemble, packed
+from multidds.nmt.batches.batch import Batch, Rows, assemble, packed
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.evaluation.translate import _sinusoids
 from multidds.nmt.model.transformer import Layout, ScaleNorm, Transformer, make_model, sinusoids
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 
 SETTINGS = {
     "encoder_layers": 2, "decoder_layers": 2, "width": 16, "inner": 24, "heads": 4, "dropout": 0.0,

@@ -15,11 +15,12 @@ from conftest import ROOT, multidds
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multidds.nmt.common.checksummed import write_checksummed
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.common.files import locked
 from multidds.nmt.config.config import parse_config
+from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.prepare.encode import Encoder
-from multidds.nmt.prepare.prepare import Prepared, prepare
 from multidds.nmt.prepare.text_files import files_of, read_pairs
 from multidds.nmt.prepare.vocabulary import END, load_model, model_file, models_of, tag_of
 
@@ -403,7 +404,7 @@ def test_what_an_older_version_has_prepared_is_made_again(tmp_path):
     path = tmp_path / "prepared" / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
-    path.write_text(json.dumps({**manifest, "layout": 2}))
+    write_checksummed(path, {**manifest, "layout": 2})
     with pytest.raises(UserError, match="was prepared by another version; run 'multidds prepare' again"):
         Prepared(settings)
     assert prepare(settings)

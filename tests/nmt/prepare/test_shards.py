@@ -18,17 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_runs import Silent, small_config
 
-from multidds.nmt.batches.batch import Sentences
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import DamagedError
 from multidds.nmt.common.files import resumed_folder
 from multidds.nmt.config.config import parse_config
-from multidds.nmt.prepare import input_scan as inputs
+from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.prepare import shard_files as shards
 from multidds.nmt.prepare.encode import Encoder
-from multidds.nmt.prepare.prepare import Prepared, prepare
 from multidds.nmt.prepare.shard_files import ShardFiles, ShardWriter, stored_pairs
 from multidds.nmt.prepare.shard_plan import LARGEST, SHARDS, SMALLEST, cut, lines_per_shard
-from multidds.nmt.prepare.text_files import read_columns, read_pairs
+from multidds.nmt.prepare.text_files import read_columns, read_pairs, scan
 from multidds.nmt.training.train import train
 
 TEXT = st.lists(st.sampled_from([b"a", b"bc d", b"", b" ", "é\u2028".encode(), b"\r", b"x\x1f"]), max_size=40)
@@ -58,9 +57,9 @@ def test_a_scan_finds_digest_lines_and_where_they_begin(tmp_path_factory, lines,
     path = tmp_path_factory.mktemp("scan") / "t"
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "_BLOCK", block)
-        patch.setattr(inputs, "EVERY", every)
-        found = inputs.scan(path)
+        patch.setattr("multidds.nmt.prepare.text_files._SCAN_BYTES", block)
+        patch.setattr("multidds.nmt.prepare.text_files.MARK_EVERY", every)
+        found = scan(path)
         there = [line + b"\n" for line in content.split(b"\n")[:-1]] + [
             last for last in [content.split(b"\n")[-1]] if last
         ]
@@ -81,9 +80,9 @@ def test_reading_may_begin_at_any_line(tmp_path_factory, sources, targets, start
     table = {"folder": "x", "pairs": ["a-b"], "train": str(folder / "t.{lang}"), "dev": "x"}
     data = parse_config({"data": table}, "r").data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "EVERY", 3)
+        patch.setattr("multidds.nmt.prepare.text_files.MARK_EVERY", 3)
         patch.setattr("multidds.nmt.prepare.text_files._BLOCK", 4)
-        places = [inputs.scan(folder / f"t.{lang}").place(start) for lang in "ab"]
+        places = [scan(folder / f"t.{lang}").place(start) for lang in "ab"]
         rows = list(read_pairs(data, data.pairs[0], "train"))
         part = list(read_pairs(data, data.pairs[0], "train", start, start + count, places))
         assert part == rows[start : start + count]
@@ -238,7 +237,7 @@ CALL = """
 import json, sys
 from multidds.nmt.prepare import shard_plan as sharding
 from multidds.nmt.config.config import parse_config
-from multidds.nmt.prepare.prepare import prepare
+from multidds.nmt.prepare import prepare
 
 if __name__ == "__main__":
     sharding.LARGEST = int(sys.argv[2])
@@ -380,7 +379,7 @@ if __name__ == "__main__":
     from multidds import Mixture
     from multidds.nmt.batches.batch import Sentences, Stream
     from multidds.nmt.config.config import parse_config
-    from multidds.nmt.prepare.prepare import Prepared, prepare
+    from multidds.nmt.prepare import Prepared, prepare
 
     pairs = [f"l{i:05}-base" for i in range(10_000)]
     columns = {f"l{i:05}": "text" for i in range(10_000)} | {"base": "text"}

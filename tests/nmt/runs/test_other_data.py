@@ -18,7 +18,7 @@ from multidds.nmt.commands.verify import verify
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.config.config import load_config, read_run
 from multidds.nmt.evaluation.evaluate import evaluate
-from multidds.nmt.prepare.prepare import Prepared, prepare
+from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.prepare.vocabulary import load_vocabulary, model_digests
 from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
@@ -74,7 +74,10 @@ def contents(folder):
 # ---------------------------------------------------------------------------------------------- the vocabulary
 
 
-@pytest.mark.claim("Changed data in the translation application", "a kept vocabulary stays where it is and grows at its end; old text has the same tokens")
+@pytest.mark.claim(
+    "Changed data in the translation application",
+    "a kept vocabulary stays where it is and grows at its end; old text has the same tokens",
+)
 def test_a_kept_vocabulary_stays_as_it_is_and_grows_at_its_end():
     first, second = Prepared(old()), Prepared(new())
     before, after = load_vocabulary(first.folder), load_vocabulary(second.folder)
@@ -92,7 +95,10 @@ def test_a_kept_vocabulary_stays_as_it_is_and_grows_at_its_end():
             assert np.array_equal(one, other)
 
 
-@pytest.mark.claim("Changed data in the translation application", "what was kept and grown is not made again, also when the folder keeps its own")
+@pytest.mark.claim(
+    "Changed data in the translation application",
+    "what was kept and grown is not made again, also when the folder keeps its own",
+)
 def test_what_was_kept_and_grown_is_not_made_again():
     config = new()
     assert not prepare(config, processes=1)
@@ -156,7 +162,10 @@ METHODS = [
 ]  # fmt: skip
 
 
-@pytest.mark.claim("Changed data in the translation application", "a run goes on: model, optimizer, mixture, draws; new rows fresh, with empty moments; every method, both ways of mixing; killed before its next checkpoint")
+@pytest.mark.claim(
+    "Changed data in the translation application",
+    "a run goes on: model, optimizer, mixture, draws; new rows fresh, with empty moments; every method, both ways of mixing; killed before its next checkpoint",
+)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_a_run_goes_on_with_other_data(method, mixing, tmp_path):
@@ -212,7 +221,9 @@ def test_a_run_goes_on_with_other_data(method, mixing, tmp_path):
     assert facts[1]["earlier"] == [Prepared(old(*settings)).fingerprint]
 
 
-@pytest.mark.claim("Changed data in the translation application", "a dataset that is left out; changed text of the same pairs")
+@pytest.mark.claim(
+    "Changed data in the translation application", "a dataset that is left out; changed text of the same pairs"
+)
 def test_a_dataset_that_is_left_out_leaves_the_shares_of_the_others_alike(tmp_path):
     pairs = "mirror-base shift-base loud-base"
     three = recipe(pairs, "three", "mixture.method=multidds-s", "mixture.scorer.lr=5")
@@ -230,7 +241,9 @@ def test_a_dataset_that_is_left_out_leaves_the_shares_of_the_others_alike(tmp_pa
     assert run.model.source_embedding.weight.shape[0] == len(Prepared(three).vocabulary["source"])
 
 
-@pytest.mark.claim("Changed data in the translation application", "a dataset that is left out; changed text of the same pairs")
+@pytest.mark.claim(
+    "Changed data in the translation application", "a dataset that is left out; changed text of the same pairs"
+)
 def test_changed_text_of_the_same_pairs_goes_on(text, tmp_path):
     shutil.copytree("data/made-up", tmp_path / "made-up")
     places = [f"data.{split}={tmp_path}/made-up/{{many}}-base/{split}.{{lang}}" for split in ("train", "dev", "test")]
@@ -254,7 +267,9 @@ def test_changed_text_of_the_same_pairs_goes_on(text, tmp_path):
     assert len(read_run(tmp_path / "run")[1]["earlier"]) == 2
 
 
-@pytest.mark.claim("Changed data in the translation application", "`verify`, `evaluate`, `report` and `mixture` afterwards")
+@pytest.mark.claim(
+    "Changed data in the translation application", "`verify`, `evaluate`, `report` and `mixture` afterwards"
+)
 def test_after_a_change_everything_else_works(tmp_path):
     run = tmp_path / "run"
     train(old(), run, Silent())
@@ -275,7 +290,10 @@ def test_after_a_change_everything_else_works(tmp_path):
     assert all(sum(mixture.values()) == pytest.approx(1) for _, mixture in history)
 
 
-@pytest.mark.claim("Changed data in the translation application", "afterwards it resumes exactly; with nothing changed, the flag changes nothing")
+@pytest.mark.claim(
+    "Changed data in the translation application",
+    "afterwards it resumes exactly; with nothing changed, the flag changes nothing",
+)
 def test_a_changed_run_that_is_cut_off_ends_as_one_that_is_not(tmp_path):
     settings = ["mixture.method=moving-average", "mixture.priority=low", "train.average=4"]
     train(old(*settings, "train.max_steps=9"), tmp_path / "one", Silent())
@@ -323,7 +341,10 @@ def test_two_processes_go_on_as_one_does(tmp_path):
     assert "Finished after 18 steps" in done.stdout
 
 
-@pytest.mark.claim("Changed data in the translation application", "afterwards it resumes exactly; with nothing changed, the flag changes nothing")
+@pytest.mark.claim(
+    "Changed data in the translation application",
+    "afterwards it resumes exactly; with nothing changed, the flag changes nothing",
+)
 def test_the_flag_changes_nothing_where_nothing_has_changed(tmp_path):
     config = old("train.max_steps=9")
     train(config, tmp_path / "one", Silent())
@@ -351,7 +372,9 @@ def test_a_checkpoint_that_does_not_name_its_data_is_of_the_first(tmp_path):
         changed.close()
 
 
-@pytest.mark.claim("Changed data in the translation application", "weights of sentence pairs are carried by name and size")
+@pytest.mark.claim(
+    "Changed data in the translation application", "weights of sentence pairs are carried by name and size"
+)
 def test_weights_of_sentence_pairs_are_kept_where_their_data_are(tmp_path):
     dds = (
         "examples.method=dds",
@@ -428,7 +451,9 @@ def refused(config, run, message, **options):
     assert contents(run) == before
 
 
-@pytest.mark.claim("Changed data in the translation application", "what cannot go on is refused, and nothing is touched")
+@pytest.mark.claim(
+    "Changed data in the translation application", "what cannot go on is refused, and nothing is touched"
+)
 def test_what_cannot_go_on_is_refused_and_nothing_is_lost(tmp_path):
     run = tmp_path / "run"
     train(old(), run, Silent())

@@ -13,18 +13,9 @@ from toys import batches, loss, mlp
 from multidds import Balancer, Mixture
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.runs import checkpoints
-from multidds.nmt.runs.records import (
-    FILE,
-    Follower,
-    Records,
-    Started,
-    Stepped,
-    Updated,
-    Validated,
-    read_records,
-    record_line,
-    scalars,
-)
+from multidds.nmt.runs.record_files import FILE, Follower, Records, read_records, record_line
+from multidds.nmt.runs.records import Started, Stepped, Updated, Validated
+from multidds.nmt.runs.tensorboard import scalars
 
 STEP = Stepped(step=3, loss=5.0, lr=0.1, tokens=7, tokens_per_second=99.0)
 

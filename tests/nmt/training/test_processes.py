@@ -240,7 +240,7 @@ def test_ranks_killed_anywhere_are_noticed_and_a_restart_goes_on(text, whole, tm
 @pytest.mark.parametrize("last", [0, 1])
 def test_nobody_leaves_before_all_want_to(tmp_path, last):
     """To tell one that has left is to wait for ever, now and then: gloo does not always notice."""
-    leave = "from multidds.nmt.common import launch; launch.form_group(); print(input()); launch.leave(0)"
+    leave = "from multidds.nmt.common import launch; launch.form_group(); print(input()); launch.exit_process(0)"
     both = by_hand([sys.executable, "-c", leave], tmp_path, os.environ)
     both[1 - last].stdin.write("first\n")
     both[1 - last].stdin.flush()

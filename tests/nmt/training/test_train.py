@@ -16,12 +16,12 @@ from made_runs import read_sealed_json
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, Stopping, records, same_runs, small_config, tensors
 
-from multidds.nmt.batches.batch import Sentences
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.checksummed import write_checksummed
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import read_run
 from multidds.nmt.model.device import compiler_errors
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.length import planned_sentences
 from multidds.nmt.training.progress import CLOCKS

@@ -10,12 +10,13 @@ from made_runs import read_lines
 from sacrebleu.metrics.chrf import CHRF
 from toy_runs import Silent, small_config
 
-from multidds.nmt.batches.batch import Sentences, assemble, packed
+from multidds.nmt.batches.batch import assemble, packed
+from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.evaluation.translate import Translator, text_of
 from multidds.nmt.model.transformer import Transformer, make_model
-from multidds.nmt.prepare.prepare import Prepared
+from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.dev_bleu import dev_bleu, spread
 from multidds.nmt.training.train import Training, train

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..config.config import Config
-from ..prepare.prepare import Prepared
+from ..prepare import Prepared
 from ..prepare.vocabulary import END
 
 

@@ -17,6 +17,7 @@ from ..common import launch
 from ..common import terminal as display
 from ..common.errors import UserError
 from ..common.terminal import err, out, say
+from . import tables
 
 if TYPE_CHECKING:
     from ..config.config import Config
@@ -51,7 +52,7 @@ def main() -> None:
         app()
     except SystemExit as ended:
         if not _is_interrupt(ended):
-            launch.leave(ended.code)
+            launch.exit_process(ended.code)
         launch.end(*_stopped(), lambda text: say(text, err))
     except BaseException as error:
         if (found := _explained(error)) is None:
@@ -76,7 +77,7 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, KeyboardInterrupt):
         return _stopped()
     if launch.is_loss(error):
-        launch.await_the_end()
+        launch.wait_for_launcher()
         return "multidds: another process has ended, so all end; the same command goes on from the last checkpoint.", 1
     if isinstance(error, OSError):  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
@@ -88,7 +89,7 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
 
 def _stopped() -> tuple[str, int]:
     if launch.is_formed():
-        launch.await_the_end(1.0)  # if this is because another has died
+        launch.wait_for_launcher(1.0)  # if this is because another has died
     return "multidds: stopped.", 130
 
 
@@ -107,7 +108,7 @@ def catalogues(
 
     with display.bar("catalogues") as progress:
         manifest, made = build(folder, [code for code in languages.split(",") if code.strip()], list_, progress)
-    out.print(display.corpus_table(folder, manifest["languages"], SPLITS))
+    out.print(tables.corpus_table(folder, manifest["languages"], SPLITS))
     licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
     say(f"The text belongs to its projects: {licences}. See README.md there.")
     if not made:
@@ -122,14 +123,14 @@ def prepare(
 ) -> None:
     """Learn vocabularies and turn text into token arrays. Does nothing if nothing has changed."""
     from ..config.config import load_config
-    from ..prepare.prepare import Prepared
-    from ..prepare.prepare import prepare as run
+    from ..prepare import Prepared
+    from ..prepare import prepare as run
 
     config = load_config(recipe, set_)
     with display.bar("prepare") as progress:
         made = run(config, processes, progress, lambda text: say(text, err))
     manifest = Prepared(config).manifest
-    out.print(display.prepared_table(config.data.folder, manifest["pairs"]))
+    out.print(tables.prepared_table(config.data.folder, manifest["pairs"]))
     sizes = manifest["vocabulary"]
     out.print(f"{manifest['direction']}, {sizes['source']:,} source and {sizes['target']:,} target tokens.")
     for name, pieces in manifest.get("limited", {}).items():
@@ -243,7 +244,7 @@ def evaluate(
             run_evaluation(against, threads, show, lambda text: say(text, err))
             show("paired bootstrap")
         compared = {} if against is None else compare(run, against)
-    out.print(display.scores_table(run, scores, against, compared))
+    out.print(tables.scores_table(run, scores, against, compared))
     if against is not None:
         out.print("* better, p < 0.05 (paired bootstrap, 1,000 samples)")
     for key, signature in scores["signatures"].items():
@@ -314,7 +315,7 @@ def report(
         made = write(runs, to, show)
     for compared in made.by_language:
         if compared.rows:
-            out.print(display.report_table(compared))
+            out.print(tables.report_table(compared))
     for sentence in (*made.summaries, str(made.page)):
         say(sentence)
 

@@ -11,7 +11,7 @@ from ..batches.sentences import Sentences
 from ..common.terminal import escaped, new_table
 from ..config.config import Config
 from ..model.transformer import make_model
-from ..prepare.prepare import Prepared
+from ..prepare import Prepared
 from ..training.length import planned_sentences, planned_steps, probe_passes, probe_share, within_budget
 from ..training.start_mixture import prior_of
 

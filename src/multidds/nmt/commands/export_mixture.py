@@ -14,7 +14,8 @@ from multidds.history.history import find_history, moments_of
 
 from ..common.errors import UserError
 from ..config.config import read_run, suggestion
-from ..runs.records import FILE, DataChanged, Started, Updated, read_records
+from ..runs.record_files import FILE, read_records
+from ..runs.records import DataChanged, Started, Updated
 
 History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), by rising step: what `Replay` takes
 

@@ -17,12 +17,12 @@ from ..evaluation.scores import read_scores
 from ..evaluation.translate import read_export
 from ..prepare.catalogues.folder import MANIFEST as CORPUS
 from ..prepare.catalogues.folder import read_manifest as read_corpus
-from ..prepare.prepare import MANIFEST as PREPARED
-from ..prepare.prepare import read_manifest
+from ..prepare.prepared import MANIFEST as PREPARED
+from ..prepare.prepared import read_manifest
 from ..prepare.vocabulary import model_digests
 from ..runs import checkpoints
-from ..runs.records import FILE as RECORDS
-from ..runs.records import read_records
+from ..runs.record_files import FILE as RECORDS
+from ..runs.record_files import read_records
 
 Read = TypeVar("Read")
 

@@ -17,7 +17,7 @@ from .files import write_whole
 _END = re.compile(rb',\n "checksum": "([0-9a-f]{64})"\n\}\n\Z')
 
 
-def sealed(facts: Mapping[str, Any]) -> bytes:
+def checksummed(facts: Mapping[str, Any]) -> bytes:
     """The facts, at least one, as the content of a sealed file."""
     text = json.dumps(facts, indent=1, ensure_ascii=False).removesuffix("\n}")
     body = text.encode("utf-8", "surrogatepass")  # a path may be no valid text
@@ -25,7 +25,7 @@ def sealed(facts: Mapping[str, Any]) -> bytes:
 
 
 def write_checksummed(path: Path, facts: Mapping[str, Any]) -> None:
-    write_whole(path, sealed(facts))
+    write_whole(path, checksummed(facts))
 
 
 def read_checksummed(path: Path, remedy: str) -> dict[str, Any]:

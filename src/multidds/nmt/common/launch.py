@@ -145,7 +145,7 @@ def end(text: str, code: int, say: Callable[[str], None], unasked: bool = True) 
     with _WORDS:  # until the end: the other thread has nothing to add
         if _is_first(unasked):
             say(text)
-        leave(code)
+        exit_process(code)
 
 
 def _is_first(unasked: bool) -> bool:
@@ -156,19 +156,19 @@ def _is_first(unasked: bool) -> bool:
     return unasked
 
 
-def leave(code: int | str | None) -> NoReturn:
+def exit_process(code: int | str | None) -> NoReturn:
     """End this process. A group is not taken apart: torch can wait there for a thread that waits for the GIL."""
     if _watch is None:
         raise SystemExit(code)
     if not code:  # else the others end with it
-        _say_farewell()
+        _announce_exit()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def _say_farewell() -> None:
+def _announce_exit() -> None:
     """And hear that of the next one: so nobody has left who is still to be told. gloo would wait for him for ever."""
     import torch
     import torch.distributed as dist
@@ -195,6 +195,6 @@ def is_formed() -> bool:
     return _watch is not None
 
 
-def await_the_end(seconds: float = 10.0) -> None:
+def wait_for_launcher(seconds: float = 10.0) -> None:
     """The thread that watches knows whom we have lost, if so it is, and ends this process in a moment."""
     time.sleep(seconds)

@@ -1,22 +1,17 @@
-"""How the commands look: consoles, bars, tables, and the two displays of a training. Text from data is escaped here.
+"""Consoles, bars, tables, and the two displays of a training. Text from data is escaped here.
 
-The commands are in cli.py, the display of an experiment in its package. Does not import torch.
+Does not import torch.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from .escaping import printable
-
-if TYPE_CHECKING:
-    from ..report.tables import Cell, ReportTable
 
 out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
@@ -37,55 +32,6 @@ def new_table(headings: Sequence[str], left: Collection[str], title: str | None 
     for heading in headings:
         table.add_column(escaped(heading), justify="left" if heading in left else "right", **column)
     return table
-
-
-def corpus_table(folder: Path, languages: Mapping[str, Mapping[str, int]], splits: Sequence[str]) -> Table:
-    table = new_table(["language", *splits], ["language"], str(folder))
-    for name, facts in languages.items():
-        table.add_row(name, *(f"{facts[split]:,}" for split in splits))
-    return table
-
-
-def prepared_table(folder: Path, pairs: Mapping[str, Any]) -> Table:
-    splits = ("train", "dev", "test")
-    table = new_table(["pair", *splits, "dropped"], ["pair", "dropped"], str(folder))
-    for name, counts in pairs.items():
-        dropped = Counter(counts["train"]["dropped"]) + Counter(counts["dev"]["dropped"])
-        cells = [f"{counts[split]['pairs']:,}" if split in counts else "-" for split in splits]
-        table.add_row(escaped(name), *cells, ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "-")
-    return table
-
-
-def scores_table(run: Path, scores: Mapping[str, Any], against: Path | None, compared: Mapping[str, Any]) -> Table:
-    """The scores of a run; beside them, where it is compared, those of another and the significance."""
-    beside = [] if against is None else [str(against), "p"]
-    table = new_table(["pair", "sentences", "BLEU", "chrF", *beside], ["pair"], str(run))
-    for name, pair in scores["pairs"].items():
-        bleu, others = f"{pair['bleu']:.2f}", []
-        if name in compared:
-            both = compared[name]
-            star = "*" if both["p"] < 0.05 else ""
-            bleu += star if both["bleu"] > both["against"] else ""
-            others = [f"{both['against']:.2f}" + (star if both["against"] > both["bleu"] else ""), f"{both['p']:.3f}"]
-        table.add_row(escaped(name), f"{pair['sentences']:,}", bleu, f"{pair['chrf']:.2f}", *others)
-    table.add_section()
-    table.add_row("average", "", f"{scores['average']['bleu']:.2f}", f"{scores['average']['chrf']:.2f}")
-    return table
-
-
-def report_table(compared: "ReportTable") -> Table:
-    """A table of a report by language pair. The average stands apart."""
-    table = new_table(list(compared.columns.values()), [compared.columns["pair"]], compared.title, overflow="fold")
-    for row in compared.rows:
-        if compared.is_average(row):
-            table.add_section()
-        table.add_row(*map(_marked, compared.cells(row)))
-    return table
-
-
-def _marked(cell: "Cell") -> str:
-    text = escaped(cell.text)
-    return (f"[b]{text}[/b]" if cell.bold else text) + ("*" if cell.star else "")
 
 
 @contextmanager

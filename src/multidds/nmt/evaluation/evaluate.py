@@ -18,7 +18,7 @@ from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
 from ..common.files import LOCK, locked, write_whole
 from ..config.config import read_run
-from ..prepare.prepare import Prepared
+from ..prepare import Prepared
 from .scores import FILE, check_texts, read_scores
 from .translate import STAMP, Translator, export
 

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.checksummed import check_digest, read_checksummed, sealed, sha256
+from ..common.checksummed import check_digest, checksummed, read_checksummed, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import printable
 from ..common.files import LOCK, locked, whole_folder
@@ -70,7 +70,7 @@ def export(run: Path, notice: Notice = lambda text: None) -> Path:
             (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
             files = {path.name: sha256(path) for path in sorted(partial.iterdir())}
             stamp = {"checkpoint": state, "checksum of the checkpoint": checkpoints.noted_checksum(best)}
-            (partial / STAMP).write_bytes(sealed({**stamp, "files": files}))
+            (partial / STAMP).write_bytes(checksummed({**stamp, "files": files}))
     return folder
 
 

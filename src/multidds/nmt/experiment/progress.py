@@ -9,7 +9,8 @@ from ..common.errors import UserError
 from ..config.config import read_run
 from ..config.config_diff import HARMLESS, changed_keys, forbidden_changes
 from ..evaluation.scores import FILE, read_scores
-from ..runs.records import AnyRecord, Follower, Stepped, Validated
+from ..runs.record_files import Follower
+from ..runs.records import AnyRecord, Stepped, Validated
 from .run_list import Planned, Stage
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ..common.errors import UserError
-from ..runs.records import FILE
+from ..runs.record_files import FILE
 from .progress import Job, State, to_do
 from .run_list import Stage
 

@@ -1,1 +1,6 @@
-"""To be said."""
+"""From text to token shards."""
+
+from . import prepare
+from .prepared import Prepared
+
+__all__ = ["Prepared", "prepare"]

@@ -34,7 +34,7 @@ class TaskFolder:
         for place in (self.data, self._notes):
             place.mkdir(exist_ok=True)
 
-    def found(self, name: str) -> Facts | None:
+    def result(self, name: str) -> Facts | None:
         """The facts of a task that is finished, every byte of it."""
         try:
             facts = read_checksummed(self._notes / f"{name}.json", "")
@@ -44,7 +44,7 @@ class TaskFolder:
             return None
         return facts
 
-    def leave(self, files: Container[str]) -> None:
+    def delete_except(self, files: Container[str]) -> None:
         """Delete all but these: what a process that was killed was writing."""
         for path in self.data.iterdir():
             if path.name not in files:
@@ -84,7 +84,7 @@ def finish(
     facts: dict[str, Facts] = {}
     futures = {}
     for name, task in tasks.items():
-        if (known := place.found(name)) is not None:
+        if (known := place.result(name)) is not None:
             facts[name] = known
             say(name)
         else:

@@ -4,11 +4,11 @@ The lines of all language pairs of a split stand in a row, in the order of the p
 numbers of lines. So ten thousand small pairs are a few files, and one large pair is many.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config.config import Pair
-from .text_files import Place
+from ..config.config import Config, Pair
+from .text_files import Input, Place, files_of
 
 SMALLEST, LARGEST = 1 << 13, 1 << 17  # lines of a shard: some work for every process; little is lost by a fault
 SHARDS = 64  # wanted in a split: processes have enough to share, and all can be open at once
@@ -62,3 +62,18 @@ def cut(lines: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]
                 shard, room = [], size
     if shard:
         yield shard
+
+
+def shards_of(config: Config, inputs: Mapping[str, Input]) -> list[Shard]:
+    """Of the training and the dev sets, in their order."""
+    shards = []
+    for split in ("train", "dev"):
+        files = [[inputs[str(path)] for path in files_of(config.data, pair, split)] for pair in config.data.pairs]
+        lines = [max(file.lines for file in both) for both in files]
+        for number, spans in enumerate(cut(lines, lines_per_shard(sum(lines)))):
+            placed = (
+                Span(config.data.pairs[i], start, stop, tuple(file.place(start) for file in files[i]))
+                for i, start, stop in spans
+            )
+            shards.append(Shard(split, number, tuple(placed)))
+    return shards

@@ -4,22 +4,29 @@ Yields (line number, source, target) and refuses what is not aligned or not UTF-
 """
 
 import gzip
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..common.errors import UserError
-from ..config.config import Data, Pair
+from ..config.config import Config, Data, Pair
 
 # The markers of a missing translation in the release of Qi et al. (2018).
 TED_MISSING = ("__NULL__", "_ _ NULL _ _")
 _BLOCK = 4000  # lines at once: their decoding and encoding cost least by the thousand
 _READ = 1 << 18  # bytes at once
+_SCAN_BYTES = 1 << 20  # read at once by a scan
+_NEWLINE = ord("\n")
+MARK_EVERY = 4096  # lines from one mark to the next
 
 
 def files_of(data: Data, pair: Pair, split: str) -> list[Path]:
@@ -277,3 +284,49 @@ def _column(path: Path, header: list[str], column: str | int, lang: str) -> int:
         found = f"the header has {', '.join(map(repr, header[:20]))}" if header else "there is no header"
         raise UserError(f"{path}:1: there is no column {column!r} for {lang!r}; {found}. Set [data] columns.")
     return header.index(column)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one pass over a file has found."""
+
+    digest: str  # SHA-256, as it is on the disk
+    lines: int
+    marks: tuple[
+        int, ...
+    ]  # byte of every MARK_EVERY-th line; of a compressed file only 0
+
+    def place(self, line: int) -> Place:
+        """The nearest mark at or before a line, counted from 0."""
+        number = min(line // MARK_EVERY, len(self.marks) - 1)
+        return number * MARK_EVERY, self.marks[number]
+
+
+def scan(path: Path) -> Input:
+    """Read a file once; a compressed one twice."""
+    with readable(path):
+        with path.open("rb") as file:
+            if not is_compressed(file):
+                return _scanned(file)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        with opened(path) as unpacked:
+            return Input(digest, _scanned(unpacked).lines, (0,))
+
+
+def _scanned(file: Bytes) -> Input:
+    hasher, read, lines, last = hashlib.sha256(), 0, 0, b"\n"
+    marks = [0]
+    while block := file.read(_SCAN_BYTES):
+        hasher.update(block)
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE)
+        first = -lines % MARK_EVERY or MARK_EVERY  # newlines of this block up to the one before the next mark
+        marks += (ends[first - 1 :: MARK_EVERY] + read + 1).tolist()
+        read, lines, last = read + len(block), lines + len(ends), block[-1:]
+    return Input(hasher.hexdigest(), lines + (last != b"\n"), tuple(marks))
+
+
+def scan_inputs(config: Config) -> dict[str, Input]:
+    """Scans every text file of a config, by its path."""
+    splits = ["train", "dev", *(["test"] if config.data.test else [])]
+    paths = {str(path) for split in splits for pair in config.data.pairs for path in files_of(config.data, pair, split)}
+    return {path: scan(Path(path)) for path in sorted(paths)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.checksummed import read_checksummed, sealed, sha256
+from ..common.checksummed import checksummed, read_checksummed, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
 from ..config.config import VOCABULARY, Config
@@ -95,7 +95,7 @@ def kept_models(config: Config) -> list[str]:
 def write_vocabulary(folder: Path, tokens: Mapping[str, Sequence[str]], models: Sequence[str]) -> None:
     """vocabulary.json, beside the sentencepiece models in these files."""
     digests = {file: sha256(folder / file) for file in models}
-    (folder / FILE).write_bytes(sealed({"tokens": tokens, "models": digests}))
+    (folder / FILE).write_bytes(checksummed({"tokens": tokens, "models": digests}))
 
 
 def load_vocabulary(folder: Path) -> dict[str, list[str]]:

@@ -16,7 +16,8 @@ from ..common.errors import UserError
 from ..config.config import Config, MixtureSettings, read_run
 from ..config.config_diff import HARMLESS, changed_keys
 from ..evaluation.scores import read_scores
-from ..runs.records import FILE, AlignmentFacts, AnyRecord, DataChanged, Started, Updated, Validated, read_records
+from ..runs.record_files import FILE, read_records
+from ..runs.records import AlignmentFacts, AnyRecord, DataChanged, Started, Updated, Validated
 from .mixture_runs import MixtureRun, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.

@@ -1,1 +1,1 @@
-"""To be said."""
+"""The folder of a run."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..config.config_diff import with_data
-from ..config.config import VOCABULARY, Config
 from ..common.errors import UserError
-from ..prepare.prepare import Prepared
+from ..config.config import VOCABULARY, Config
+from ..config.config_diff import with_data
+from ..prepare import Prepared
 from ..prepare.vocabulary import load_vocabulary, model_digests
 
 HINT = "Where the data were changed on purpose, --changed-data goes on with them."

@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from . import checkpoints
-from .changed_data import HINT, check_changed, hint_for
-from ..config.config_diff import forbidden_changes
-from ..config.config import VOCABULARY, Config, read_run
+from ..common.checksummed import write_checksummed
 from ..common.errors import DamagedError, UserError
 from ..common.files import PARTIAL, whole_folder
-from ..prepare.prepare import Prepared
-from .records import FILE, Follower, Records, Validated, check_records
-from ..common.checksummed import write_checksummed
+from ..config.config import VOCABULARY, Config, read_run
+from ..config.config_diff import forbidden_changes
+from ..prepare import Prepared
+from . import checkpoints
+from .changed_data import HINT, check_changed, hint_for
+from .record_files import FILE, Follower, Records, check_records
+from .records import Validated
 
 # What a run that was killed before its config.json was whole may have left.
 _EARLY = {FILE, "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}

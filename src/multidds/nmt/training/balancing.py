@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture, Scorer, Update, rewards
 
 from ..batches.batch import Batch
-from ..batches.mixed import MixedSentences, sentence_losses, sentences_of
-from ..batches.probe_batches import probe_batches
+from ..batches.probe_batches import MixedSentences, probe_batches, sentence_losses, sentences_of
 from ..batches.sentences import Sentences
 from ..common.errors import UserError
 from ..common.processes import Processes

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from multidds import Update
 from multidds._base.randomness import derive, seed_all
 
-from ..batches.batch import Batch, Stream, assemble
+from ..batches.batch import Batch, assemble
 from ..batches.pair_selection import Chances
 from ..batches.sentences import Sentences
+from ..batches.stream import Stream
 from ..common.processes import Processes
 from ..config.config import Config, read_run
 from ..model.averaged_weights import AveragedWeights
@@ -27,9 +28,10 @@ from ..model.freed_memory import keep_freed_memory
 from ..model.transformer import make_model
 from ..noisy_pairs.highest_losses import HighestLosses
 from ..noisy_pairs.noisy_pairs import Examples, make_examples
-from ..prepare.prepare import Prepared
+from ..prepare import Prepared
 from ..runs import checkpoints
-from ..runs.records import AnyRecord, DataChanged, Started, Stepped, Validated, check_free
+from ..runs.record_files import check_free
+from ..runs.records import AnyRecord, DataChanged, Started, Stepped, Validated
 from ..runs.run_folder import check_beside, check_run_folder, data_of, open_run
 from .balancing import make_balancer, record_of
 from .checkpoint_state import load, renew, saved

@@ -4,7 +4,6 @@ Owns the names of the files, the manifest, and the README with counts and licenc
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...common.checksummed import read_checksummed, sealed, sha256
+from ...common.checksummed import checksummed, read_checksummed, sha256
 from ...common.errors import DamagedError, UserError
 from ...common.files import move_into_place, take_lock
 from .cleaning import SPLITS, Pair
@@ -20,7 +19,6 @@ from .languages import ENGLISH
 
 MANIFEST = "corpus.json"
 _MAKER = "multidds corpus catalogues"
-_FIRST_SEALED = 4  # layout
 
 
 class Folder:
@@ -121,7 +119,7 @@ class Folder:
         (self._partial / "README.md").write_bytes(readme(manifest).encode())
         files = sorted(path for path in self._partial.rglob("*") if path.is_file())
         manifest["files"] = {path.relative_to(self._partial).as_posix(): sha256(path) for path in files}
-        (self._partial / MANIFEST).write_bytes(sealed(manifest))
+        (self._partial / MANIFEST).write_bytes(checksummed(manifest))
 
     def _remove(self, manifests: Iterable[dict[str, Any]], keep: Iterable[str] = ()) -> None:
         names = {name for manifest in manifests for name in manifest.get("files", {})} - set(keep)
@@ -141,22 +139,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = read_checksummed(path, "move the folder away, and run 'multidds corpus catalogues' again.")
     except FileNotFoundError:
         return {}
-    except DamagedError:
-        if not (manifest := _older(path)):
-            raise
     if manifest.get("made_by") != _MAKER:
         return {}
     return manifest | {"files": {name: str(d) for name, d in manifest["files"].items() if _FILES.fullmatch(name)}}
-
-
-def _older(path: Path) -> dict[str, Any]:
-    """A manifest without a checksum, as older versions have left them, or {}."""
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = {"request", "languages", "files"} <= manifest.keys() and "checksum" not in manifest
-        return manifest if known and manifest["request"]["layout"] < _FIRST_SEALED and manifest["files"] else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
 
 
 def check_made(path: Path, digest: str) -> None:

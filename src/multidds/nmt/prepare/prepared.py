@@ -1,0 +1,109 @@
+"""The reader of a prepared folder.
+
+Every file is opened and checked against its digest in the manifest when it is first read. Does not import torch.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..common.checksummed import check_digest, read_checksummed
+from ..common.errors import UserError
+from ..common.escaping import file_name
+from ..config.config import Config
+from .shard_files import ShardFiles, Stored, stored_pairs, token_type
+from .vocabulary import load_vocabulary, tag_of
+
+LAYOUT = 4  # of the prepared folder; grows when it changes
+MANIFEST = "manifest.json"
+AGAIN = "run 'multidds prepare' again."
+AWAY = "move the folder away, or choose another [data] folder, and run 'multidds prepare' again."
+_SIDES = ("source", "target")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that this version has prepared."""
+    try:
+        manifest = read_checksummed(folder / MANIFEST, AWAY)
+    except FileNotFoundError:
+        raise UserError(f"{folder}: nothing is prepared there; run 'multidds prepare' with the same recipe.") from None
+    if manifest.get("layout") != LAYOUT:
+        raise UserError(f"{folder}: was prepared by another version; {AGAIN}")
+    return manifest
+
+
+def prepared_settings(config: Config) -> dict[str, Any]:
+    """The part of a config that decides what is prepared."""
+    settings: dict[str, Any] = json.loads(config.model_dump_json(include={"data", "vocabulary"}))
+    del settings["data"]["folder"], settings["data"]["setting"]
+    if not settings["vocabulary"]["keep"]:  # as before there was this key
+        del settings["vocabulary"]["keep"]
+    return settings
+
+
+class Prepared:
+    """A prepared folder, opened for training, translation or evaluation."""
+
+    def __init__(self, config: Config) -> None:
+        self.folder = config.data.folder
+        self.manifest = read_manifest(self.folder)
+        wanted, there = prepared_settings(config), self.manifest["settings"]
+        changed = [
+            f"{part}.{key}"
+            for part in wanted
+            for key in {**there[part], **wanted[part]}
+            if wanted[part].get(key) != there[part].get(key)
+        ]
+        if changed:
+            raise UserError(
+                f"{self.folder}: was prepared with other settings ({', '.join(changed)}); "
+                "run 'multidds prepare' with this recipe."
+            )
+        self.sizes: dict[str, int] = {
+            name: self.manifest["pairs"][name]["train"]["pairs"] for name in config.data.names
+        }
+        self.vocabulary = load_vocabulary(self.folder)
+        self._pairs = config.data.pairs
+        self._files = ShardFiles(self.folder, self.manifest["files"], AGAIN)
+        self._splits: dict[str, dict[str, Stored]] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.manifest["fingerprint"])
+
+    @cached_property
+    def tags(self) -> dict[str, int | None]:
+        """{language pair: the source token that asks for its target language}; None where there is only one."""
+        if len({pair.target for pair in self._pairs}) == 1:
+            return {pair.name: None for pair in self._pairs}
+        numbers = {token: i for i, token in enumerate(self.vocabulary["source"])}
+        return {pair.name: numbers[tag_of(pair.target)] for pair in self._pairs}
+
+    def stored(self, pair: str, split: str) -> Stored:
+        """The sentence pairs of the training or dev set of a language pair. Files are opened and checked when read."""
+        if split not in self._splits:
+            types = [token_type(len(self.vocabulary[side])) for side in _SIDES]
+            names = [pair.name for pair in self._pairs]
+            self._splits[split] = stored_pairs(self._files, self.manifest["shards"][split], names, types)
+        return self._splits[split][pair]
+
+    def longer_tokens(self, pair: str, split: str) -> int:
+        """Of the longer side of every sentence pair, with its tag if it has one, without <s> and </s>."""
+        return int(self.manifest["pairs"][pair][split]["longer"])
+
+    def arrays(self, pair: str, split: str, side: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """(tokens, offsets), all in memory: sentence i is tokens[offsets[i] : offsets[i + 1]]."""
+        return self.stored(pair, split).array(_SIDES.index(side))
+
+    def test_lines(self, pair: str, side: str) -> list[str]:
+        path = self.folder / f"{file_name(pair)}.test.{side}.txt"
+        if not path.exists():
+            raise UserError(f"{path}: there is no test set for {pair!r}; set [data] test and prepare again.")
+        self._check(path)
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+    def _check(self, path: Path) -> None:
+        check_digest(path, self.manifest["files"].get(path.name), AGAIN)
