@@ -1,6 +1,6 @@
 """From text to token shards."""
 
-from . import prepare
+from .prepare import prepare
 from .prepared import Prepared
 
 __all__ = ["Prepared", "prepare"]
