@@ -251,6 +251,8 @@ class _Loop:
 class _Stateful(_Loop):
     """An iterable that keeps its own place, such as torchdata's StatefulDataLoader."""
 
+    _loaded: Any = None  # its own state, as it was loaded
+
     def example(self) -> Any:
         return None
 
@@ -258,14 +260,18 @@ class _Stateful(_Loop):
         return []  # part of the state that the object answers for
 
     def state_dict(self) -> dict[str, Any]:
-        own = self._iterable.state_dict() if self._iterator is not None else None  # type: ignore[attr-defined]
+        # In the middle of a pass without an iterator: loaded, and nothing drawn since.
+        own = self._loaded if self._place else None
+        if self._iterator is not None:
+            own = self._iterable.state_dict()  # type: ignore[attr-defined]
         return {"pass": self._pass, "place": self._place, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_state(self._label, state, **{"pass": is_count, "place": is_count, "own": _is_none_or_state})
         self._iterator, self._pass, self._place = None, int(state["pass"]), int(state["place"])
-        if state["own"] is not None:
-            self._iterable.load_state_dict(state["own"])  # type: ignore[attr-defined]
+        self._loaded = state["own"]
+        if self._loaded is not None:
+            self._iterable.load_state_dict(self._loaded)  # type: ignore[attr-defined]
 
 
 def _is_none_or_state(value: object) -> bool:
