@@ -5,8 +5,6 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before its library comes: no test asks a hub, or tells it anything
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch comes: there are as many processes as cores already
-for name in [name for name in os.environ if name.startswith("SLURM_")]:
-    del os.environ[name]  # inside a job of a cluster too, the tests are one process that starts others by itself
 
 import made_up_languages
 import pytest
@@ -19,6 +17,9 @@ from multidds.nmt.model import bfloat16
 slow = [HealthCheck.too_slow]
 settings.register_profile("multidds", deadline=None, derandomize=True, max_examples=60, suppress_health_check=slow)
 settings.load_profile("multidds")
+
+for name in [name for name in os.environ if name.startswith("SLURM_")]:
+    del os.environ[name]  # inside a job of a cluster too, the tests are one process that starts others by itself
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,5 +1,4 @@
 import copy
-import io
 import json
 import logging
 import math
@@ -10,6 +9,7 @@ import textwrap
 import pytest
 import reference
 import torch
+from assertions import assert_order_invariant, assert_resumes_exactly
 from conftest import ROOT
 from torch import nn
 from torch.utils.data import DataLoader
@@ -202,10 +202,11 @@ def test_datasets_in_another_order_give_the_same_mixture():
     """With dropout, shuffled loaders and functions: nothing random may come from a position in a list."""
     data = {name: dataset(20, seed=i) for i, name in enumerate("abcd")}
     sizes = {"a": 1, "b": 2, "c": 3, "d": 4}
-    results = []
-    for names in ("abcd", "cadb"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5), nn.Linear(9, 3)).double()
+
+    def updates(names):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5), nn.Linear(9, 3)).double()
         balancer = balancer_of(
             {name: DataLoader(data[name], batch_size=6, shuffle=True) for name in names},
             {name: batches_of(data[name], 6) for name in reversed(names)},
@@ -213,12 +214,9 @@ def test_datasets_in_another_order_give_the_same_mixture():
             mixture=Mixture.proportional({name: sizes[name] for name in names}),
             batches=2,
         )
-        torch.manual_seed(hash(names) % 100)
-        for _ in range(3):
-            update = balancer.step()
-        results.append(update)
-    assert results[0].rewards == pytest.approx(results[1].rewards, abs=1e-12)
-    assert results[0].mixture == pytest.approx(results[1].mixture, abs=1e-12)
+        return [(update.rewards, update.mixture) for update in (balancer.step() for _ in range(3))]
+
+    assert_order_invariant(updates, "abcd", tolerance=1e-12)
 
 
 # ------------------------------------------------------------------------------------------ when and what
@@ -466,24 +464,14 @@ def run(model, balancer, first, last):
 @pytest.mark.claim("The method", "resume is exact, also in a new process")
 @pytest.mark.parametrize("kind", ["function", "loader", "stateful", "list"])
 @pytest.mark.parametrize("reward", ["multidds-s", "moving-average"])
-@pytest.mark.parametrize("stop", [3, 8])
-def test_resume_is_exact(kind, reward, stop):
-    scorers = [Scorer(optimizer=torch.optim.Adam, inner_steps=3) for _ in range(3)]
-    model, balancer = fresh(kind, reward=reward, scorer=scorers[0])
-    expected = run(model, balancer, 0, 14)
-    model, balancer = fresh(kind, reward=reward, scorer=scorers[1], priority="low")
-    balancer.priority = "regular"
-    got = run(model, balancer, 0, stop)
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "balancer": balancer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    model, balancer = fresh(kind, reward=reward, scorer=scorers[2], seed=99)
-    model.load_state_dict(saved["model"])
-    balancer.load_state_dict(saved["balancer"])
-    if stop == 8:
-        assert balancer.priority == {"x": 2.0, "y": 1.0}
-    assert got + run(model, balancer, stop, 14) == expected
+def test_resume_is_exact(kind, reward):
+    def make(**options):
+        model, balancer = fresh(
+            kind, reward=reward, scorer=Scorer(optimizer=torch.optim.Adam, inner_steps=3), **options
+        )
+        return {"model": model, "balancer": balancer}, lambda step: run(model, balancer, step, step + 1)
+
+    assert_resumes_exactly(make, 14, stops=(3, 8), again=lambda: make(seed=99, priority="low"))
 
 
 def test_the_state_is_json_unless_it_holds_moving_averages():

@@ -1,13 +1,11 @@
 """Real processes (gloo): W ranks that each probe b batches equal one process that probes W * b."""
 
 import itertools
-import json
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import leave
+from assertions import assert_ranks_equal_one_process
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -64,13 +62,13 @@ def anchored_updates(total):
     return [[update.rewards, update.noise, update.mixture] for update in (balancer.step() for _ in range(3))]
 
 
-def check_updates(rank, folder):
-    found = [updates(6, "function"), updates(6, "loader"), anchored_updates(12)]
-    (folder / f"updates{rank}.json").write_text(json.dumps(found))
+def all_updates():
+    return [updates(6, "function"), updates(6, "loader"), anchored_updates(12)]
 
 
-def check_data_parallel(rank, folder):
+def check_data_parallel():
     """A DDP model in training: averaged gradients, a balancer, the same mixture and parameters everywhere."""
+    rank = dist.get_rank()
     model, balancer = make("function", 1, wrap=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
@@ -88,7 +86,8 @@ def check_data_parallel(rank, folder):
     assert all(other == state for other in everyone)
 
 
-def check_skipping_is_collective(rank, folder):
+def check_skipping_is_collective():
+    rank = dist.get_rank()
     broken = dataset(30, seed=3)
     if rank == 1:
         broken.tensors[0].fill_(float("nan"))
@@ -98,7 +97,9 @@ def check_skipping_is_collective(rank, folder):
     assert update.mixture == Mixture.proportional({"a": 1, "b": 2, "c": 5}).probabilities
 
 
-def check_an_error_is_everyones(rank, folder):
+def check_an_error_is_everyones():
+    rank = dist.get_rank()
+
     def failing(model, batch):
         if rank == 1:
             raise KeyError("only here")
@@ -122,8 +123,9 @@ def check_an_error_is_everyones(rank, folder):
     dist.barrier()  # nobody was left waiting
 
 
-def check_unused_parameters(rank, folder):
+def check_unused_parameters():
     """A parameter that only some ranks use takes part with zeros elsewhere."""
+    rank = dist.get_rank()
     model = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}).double()
 
     def own_head(model, batch):
@@ -133,8 +135,9 @@ def check_unused_parameters(rank, folder):
     assert 0 < float(alignment.cosines()) <= 1 + 1e-12
 
 
-def check_streams(rank, folder):
+def check_streams():
     """Samplers and streams find their place among the ranks by themselves."""
+    rank = dist.get_rank()
     sizes, mixture = {"a": 11, "b": 30}, Mixture({"a": 0.6, "b": 0.4})
     world_size = dist.get_world_size()
     sampler = MixtureSampler(sizes, mixture, batch_size=4, seed=2)
@@ -150,7 +153,8 @@ def check_streams(rank, folder):
     ]
 
 
-def check_ranks_that_disagree_are_refused(rank, folder):
+def check_ranks_that_disagree_are_refused():
+    rank = dist.get_rank()
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
     names = NAMES if rank == 0 else NAMES[::-1]
@@ -171,7 +175,8 @@ def check_ranks_that_disagree_are_refused(rank, folder):
         balancer.step()
 
 
-def check_rewards_are_the_same_bits_everywhere(rank, folder):
+def check_rewards_are_the_same_bits_everywhere():
+    rank = dist.get_rank()
     _, balancer = make("function", 1, sketch=16, reward=lambda alignment, weights: torch.full((3,), 0.1 + 1e-9 * rank))
     mixture = balancer.step().mixture
     everyone = [None] * dist.get_world_size()
@@ -188,7 +193,8 @@ def check_rewards_are_the_same_bits_everywhere(rank, folder):
         balancer.step()
 
 
-def check_a_model_of_a_subgroup_is_balanced_in_it(rank, folder):
+def check_a_model_of_a_subgroup_is_balanced_in_it():
+    rank = dist.get_rank()
     groups = [dist.new_group([r]) for r in range(dist.get_world_size())]
     torch.manual_seed(rank)  # a model of its own on every rank
     model = DistributedDataParallel(nn.Linear(4, 3).double(), process_group=groups[rank])
@@ -199,7 +205,8 @@ def check_a_model_of_a_subgroup_is_balanced_in_it(rank, folder):
     assert everyone[0] != everyone[1]
 
 
-def check_observing_is_refused(rank, folder):
+def check_observing_is_refused():
+    rank = dist.get_rank()
     model, balancer = make("function", 1, reward="moving-average")
     loss(model, batch(rank)).backward()
     with pytest.raises(ValueError, match="gradients averaged over replicas may mix datasets"):
@@ -207,7 +214,6 @@ def check_observing_is_refused(rank, folder):
 
 
 CHECKS = [
-    check_updates,
     check_data_parallel,
     check_skipping_is_collective,
     check_an_error_is_everyones,
@@ -220,39 +226,11 @@ CHECKS = [
 ]
 
 
-def one_rank(rank, world_size, folder):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
-    for check in CHECKS:
-        check(rank, folder)
-        (folder / f"{check.__name__}{rank}").touch()
-    leave()
-
-
 @pytest.mark.claim("The method", "W replicas equal one process")
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.slow
 def test_replicas_equal_one_process(world_size, tmp_path):
-    torch.multiprocessing.spawn(one_rank, (world_size, tmp_path), nprocs=world_size)
-    for check in CHECKS:
-        assert all((tmp_path / f"{check.__name__}{rank}").exists() for rank in range(world_size))
-    results = [json.loads((tmp_path / f"updates{rank}.json").read_text()) for rank in range(world_size)]
-    assert all(result == results[0] for result in results)  # the same on every rank, bit for bit
-    expected = json.loads(json.dumps([updates(6, "function"), updates(6, "loader"), anchored_updates(12)]))
-    close_to(results[0], expected)
-
-
-def close_to(got, expected):
-    if isinstance(expected, dict):
-        assert got.keys() == expected.keys()
-        got, expected = [got[key] for key in expected], list(expected.values())
-    if isinstance(expected, list):
-        assert len(got) == len(expected)
-        for a, b in zip(got, expected, strict=True):
-            close_to(a, b)
-    else:
-        assert got == pytest.approx(expected, abs=1e-9)
+    assert_ranks_equal_one_process(all_updates, tmp_path, world_size, checks=CHECKS)
 
 
 def test_a_process_alone_is_rank_0_of_1_unless_it_is_told_otherwise():

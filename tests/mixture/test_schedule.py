@@ -1,7 +1,7 @@
-import json
 import math
 
 import pytest
+from assertions import assert_resumes_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,17 +46,12 @@ def test_it_moves_about_a_hundred_times_and_only_when_something_changes():
     assert schedule.steps_until_update == 10
 
 
-@pytest.mark.parametrize("stop", [0, 7, 40, 60])
-def test_a_resumed_schedule_goes_on_exactly(stop):
-    def run(schedule, steps):
-        return [dict(schedule.step() or schedule.mixture.probabilities) for _ in range(steps)]
+def test_a_resumed_schedule_goes_on_exactly():
+    def make():
+        schedule = Schedule(Mixture.uniform(SIZES), RAMP, steps=80, every=3)
+        return {"schedule": schedule}, lambda _: (schedule.step(), schedule.mixture.probabilities)
 
-    whole = run(Schedule(Mixture.uniform(SIZES), RAMP, steps=80, every=3), 80)
-    first = Schedule(Mixture.uniform(SIZES), RAMP, steps=80, every=3)
-    got = run(first, stop)
-    second = Schedule(Mixture.uniform(SIZES), RAMP, steps=80, every=3)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert got + run(second, 80 - stop) == whole
+    assert_resumes_exactly(make, 80, stops=(0, 7, 40, 60), as_json=True)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 "it is worth."""
 
 import copy
-import json
 import logging
 import math
-import os
 
 import pytest
 import reference
 import torch
 import torch.distributed as dist
-from ranks import leave
+from assertions import assert_order_invariant, assert_ranks_equal_one_process, assert_resumes_exactly
 from torch import nn
 from toys import dataset, loss, mlp
 
@@ -282,12 +280,12 @@ def test_every_rule_learns_from_parts(scorer, options):
 )
 @pytest.mark.parametrize("options", [{}, {"losses": losses}])
 def test_the_order_of_datasets_does_not_matter(options):
-    balancers = [many(**options), many(names=NAMES[::-1], dev_names=DEV[::-1], **options)]
-    for _ in range(3):
-        one, other = (balancer.update() for balancer in balancers)
-        assert set(one.probed) == set(other.probed)
-        assert one.rewards == pytest.approx(other.rewards, abs=1e-9)
-        assert one.mixture == pytest.approx(other.mixture, abs=1e-9)
+    def updates(names):
+        balancer = many(names=names, dev_names=DEV if names == list(NAMES) else DEV[::-1], **options)
+        done = [balancer.update() for _ in range(3)]
+        return [(sorted(update.probed), update.rewards, update.mixture) for update in done]
+
+    assert_order_invariant(updates, NAMES)
 
 
 @pytest.mark.claim(
@@ -297,18 +295,11 @@ def test_the_order_of_datasets_does_not_matter(options):
 )
 @pytest.mark.parametrize("options", [{}, {"losses": losses}, {"groups": {"d00": "g", "d01": "g"}}])
 def test_resume_in_the_middle_of_a_rotation_is_exact(options):
-    whole, part = many(**options), many(**options)
-    for _ in range(2):
-        whole.update(), part.update()
-    resumed = many(seed=5, **options)
-    state = part.state_dict()
-    tensors = state.pop("tensors")
-    resumed.load_state_dict({**json.loads(json.dumps(state)), "tensors": tensors})
-    for _ in range(3):
-        assert numbers(whole.update()) == numbers(resumed.update())
-    one, other = whole.state_dict(), resumed.state_dict()
-    assert all(map(torch.equal, one.pop("tensors").values(), other.pop("tensors").values()))
-    assert one == other
+    def make(seed=0):
+        balancer = many(seed=seed, **options)
+        return {"balancer": balancer}, lambda _: numbers(balancer.update())
+
+    assert_resumes_exactly(make, 5, stops=(2,), again=lambda: make(seed=5), as_json=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"losses": losses}])
@@ -323,10 +314,11 @@ def test_a_look_at_a_part_is_invisible(options):
     assert all(p.grad is None for p in model.parameters())
 
 
-def updates_of_ranks(budget, batches):
+def updates_of_ranks():
     """Two updates by gradients and two by mixed batches, as numbers. With dropout, seeded by batch."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
     found = []
-    for options in ({"batches": batches, "steps": 1000}, {"losses": losses, "budget": budget}):
+    for options in ({"batches": 2 // world_size, "steps": 1000}, {"losses": losses, "budget": 0.6 / world_size}):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Linear(8, 3)).double()
         balancer = many(model=model, **options)
@@ -335,26 +327,13 @@ def updates_of_ranks(budget, batches):
     return found
 
 
-def one_rank(rank, folder):
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    (folder / f"{rank}.json").write_text(json.dumps(updates_of_ranks(0.3, 1)))
-    leave()
-
-
 @pytest.mark.claim(
     "The method",
     "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
     "places of the points; order; mid-rotation resume; two processes",
 )
 def test_two_processes_equal_one(tmp_path):
-    torch.multiprocessing.spawn(one_rank, (tmp_path,), nprocs=2)
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert ranks[0] == ranks[1]
-    for got, expected in zip(ranks[0], updates_of_ranks(0.6, 2), strict=True):
-        assert got[3] == expected[3]
-        for one, other in zip(got[:3], expected[:3], strict=True):
-            assert one == pytest.approx(other, abs=1e-8)
+    assert_ranks_equal_one_process(updates_of_ranks, tmp_path, tolerance=1e-8)
 
 
 def test_a_loss_that_is_not_finite_moves_and_loses_nothing():

@@ -4,6 +4,7 @@ import random
 from statistics import median
 
 import pytest
+from assertions import assert_resumes_exactly
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -176,12 +177,12 @@ def test_a_strength_that_is_none_is_refused(strength):
 def test_a_resumed_rule_goes_on_exactly():
     rng = random.Random(1)
     rounds = [[rng.random() for _ in range(3)] for _ in range(8)]
-    whole = Anchored().started([0.2, 0.3, 0.5])
-    expected = [whole.step(rewards, [0.1] * 3) for rewards in rounds]
-    first, second = (Anchored().started([0.2, 0.3, 0.5]) for _ in range(2))
-    got = [first.step(rewards, [0.1] * 3) for rewards in rounds[:4]]
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert got + [second.step(rewards, [0.1] * 3) for rewards in rounds[4:]] == expected
+
+    def make():
+        rule = Anchored().started([0.2, 0.3, 0.5])
+        return {"rule": rule}, lambda i: rule.step(rounds[i], [0.1] * 3)
+
+    assert_resumes_exactly(make, 8, as_json=True)
 
 
 def test_without_noise_of_probes_updates_that_agree_are_a_signal():

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from assertions import assert_resumes_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import scorer_step, softmax
@@ -128,17 +129,11 @@ def test_raising_to_the_floor_rescales_only_the_others():
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam, torch.optim.RMSprop])
 def test_any_torch_optimizer_resumes_exactly_through_json(optimizer):
-    prior, rewards = [0.5, 0.3, 0.2], [0.3, -0.1, 0.7]
-    straight, first = started(prior, optimizer=optimizer), started(prior, optimizer=optimizer)
-    for _ in range(6):
-        expected = straight.step(rewards)
-    for _ in range(3):
-        first.step(rewards)
-    second = started(prior, optimizer=optimizer)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for _ in range(3):
-        got = second.step(rewards)
-    assert got == expected
+    def make():
+        scorer = started([0.5, 0.3, 0.2], optimizer=optimizer)
+        return {"scorer": scorer}, lambda _: scorer.step([0.3, -0.1, 0.7])
+
+    assert_resumes_exactly(make, 6, as_json=True)
 
 
 def test_a_step_that_would_not_be_finite_changes_nothing():

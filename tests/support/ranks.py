@@ -1,12 +1,33 @@
-"""How the processes of a test with several ranks end."""
+"""Several processes of one test, joined by gloo."""
 
 import os
 
+import torch
 import torch.distributed as dist
 
 
+def run_on_ranks(function, folder, world_size, *arguments):
+    """Calls `function(*arguments)` in `world_size` new processes and returns their results in the order of the ranks.
+
+    function: a function of a test module, not a lambda or a local one: the new processes import it
+    folder: an empty folder, such as pytest's `tmp_path`, where the processes meet and leave their results
+    """
+    torch.multiprocessing.spawn(_one_rank, (function, str(folder), world_size, arguments), nprocs=world_size)
+    return [torch.load(f"{folder}/result{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+
+def _one_rank(rank, function, folder, world_size, arguments):
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    torch.save(function(*arguments), f"{folder}/result{rank}.pt")
+    leave()
+
+
 def leave():
-    """Together, and without taking gloo's group apart: torch can wait there for a thread that waits for "
-    "the GIL."""
+    """Ends the process together with the others, without taking gloo's group apart.
+
+    torch can wait there for a thread that waits for the GIL.
+    """
     dist.barrier()
     os._exit(0)
