@@ -125,7 +125,6 @@ class Vocabulary(Section):
     temperature: Above0 = 5.0
     sample: Positive = 1_000_000
     coverage: Annotated[float, Field(ge=0.98, le=1)] = 1.0  # the range of sentencepiece
-    keep: str = ""
 
 
 class Model(Section):
@@ -149,6 +148,7 @@ class Model(Section):
 
 
 class Train(Section):
+    start_from: str = ""
     max_epochs: Positive = 40
     max_steps: Count = 0
     tokens: Positive = 9600

@@ -25,13 +25,12 @@ from .encode import ShardEncoder, counted, keep_texts
 from .prepared import AGAIN, AWAY, LAYOUT, MANIFEST, prepared_settings
 from .resumable_tasks import DeadWorkerError, Facts, Task, TaskFolder, finish, pool_of, start_worker
 from .shard_plan import Shard, shards_of
-from .subwords import keep_model, train_model, write_vocabularies
+from .subwords import copy_model, train_model, write_vocabularies
 from .text_files import Input, files_of, scan_inputs
 from .vocabulary import FILE as VOCABULARY
-from .vocabulary import kept_folder, kept_models, model_file, models_of
+from .vocabulary import model_digests, model_file, models_of, start_vocabulary
 
 _TEXTS = 64  # test sets in one task
-_GONE = "gone"  # instead of the digest of a vocabulary that is to be kept, but is not there
 
 Say = Callable[[str, int, int], None]  # what is done, how many of how many tasks
 
@@ -56,24 +55,21 @@ def prepare(
     inputs = scan_inputs(config)
     for path, found in inputs.items():
         check_made(Path(path), found.digest)
-    kept = _kept_digest(config)
-    fingerprint_of = partial(_fingerprint, config, inputs)
+    fingerprint = _fingerprint(config, inputs)
     leftovers = folder.with_name(folder.name + PARTIAL)
-    if _is_there(folder, fingerprint_of, kept, notice) and not leftovers.exists():
+    if _is_there(folder, fingerprint, notice) and not leftovers.exists():
         return False
-    kept_models(config)  # or an error
     with locked(folder.with_name(folder.name + LOCK), f"{folder}: is being prepared by another process."):
-        if _is_there(folder, fingerprint_of, kept, lambda text: None):  # made while we looked
+        if _is_there(folder, fingerprint, lambda text: None):  # made while we looked
             shutil.rmtree(leftovers, ignore_errors=True)
             return False
-        shards, fingerprint = shards_of(config, inputs), fingerprint_of(kept)
+        shards = shards_of(config, inputs)
         try:
             with resumed_folder(folder, f"{fingerprint} {len(shards)}") as beside:
                 place = TaskFolder(beside)
                 manifest = _build(config, shards, place, processes, say)
                 digests = {path: found.digest for path, found in inputs.items()}
                 manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": prepared_settings(config)}
-                manifest |= {"kept": kept} if kept else {}
                 place.delete_except(manifest["files"])
                 (place.data / MANIFEST).write_bytes(checksummed(manifest | {"inputs": digests}))
         except DeadWorkerError:
@@ -81,19 +77,10 @@ def prepare(
     return True
 
 
-def _is_there(
-    folder: Path, fingerprint_of: Callable[[str | None], str], kept: str | None, notice: Callable[[str], None]
-) -> bool:
-    """Whether just this is prepared there, and whole. kept: the digest of the vocabulary that is kept, if any is.
-
-    Keeping what was made of a vocabulary makes no other: the one that is kept may be that of the folder, or of a run.
-    """
+def _is_there(folder: Path, fingerprint: str, notice: Callable[[str], None]) -> bool:
+    """Whether just this is prepared there, and whole."""
     manifest = _checked_manifest(folder)
-    if manifest is None or manifest["layout"] != LAYOUT:
-        return False
-    if kept in (_GONE, manifest["files"][VOCABULARY]):
-        kept = manifest.get("kept") or kept
-    if manifest["fingerprint"] != fingerprint_of(kept):
+    if manifest is None or manifest["layout"] != LAYOUT or manifest["fingerprint"] != fingerprint:
         return False
     try:
         for name, digest in manifest["files"].items():
@@ -104,20 +91,14 @@ def _is_there(
     return True
 
 
-def _kept_digest(config: Config) -> str | None:
-    """Of the vocabulary that the config keeps; None where it keeps none."""
-    folder = kept_folder(config)
-    if folder is None:
-        return None
-    return sha256(folder / VOCABULARY) if (folder / VOCABULARY).exists() else _GONE
-
-
-def _fingerprint(config: Config, inputs: Mapping[str, Input], kept: str | None) -> str:
+def _fingerprint(config: Config, inputs: Mapping[str, Input]) -> str:
     """What the result depends on: the settings, the content of every input file, and the versions that made it."""
     import sentencepiece
 
     digests = {path: found.digest for path, found in inputs.items()}
-    parts = [LAYOUT, sentencepiece.__version__, prepared_settings(config), digests, *([kept] if kept else [])]
+    parts = [LAYOUT, sentencepiece.__version__, prepared_settings(config), digests]
+    if (start := start_vocabulary(config)) is not None:
+        parts.append(sha256(start / VOCABULARY))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -141,10 +122,12 @@ def _build(config: Config, shards: list[Shard], place: TaskFolder, processes: in
     """Everything but the manifest, whose contents it returns."""
     names, tested = models_of(config), config.data.pairs if config.data.test else ()
     texts = [tested[i : i + _TEXTS] for i in range(0, len(tested), _TEXTS)]
-    kept = kept_models(config)
-    first: dict[str, Task] = {f"kept {file}": partial(_do, keep_model, file) for file in kept}
-    new = [name for name in names if model_file(name) not in kept]
-    first |= {f"sentencepiece {file_name(name)}": partial(_do, train_model, name) for name in new}
+    start = start_vocabulary(config)
+    there = {} if start is None else model_digests(start)
+    first: dict[str, Task] = {
+        f"sentencepiece {file_name(name)}": partial(_do, copy_model if model_file(name) in there else train_model, name)
+        for name in names
+    }
     first |= {f"test-{i:05}": partial(_do, keep_texts, some) for i, some in enumerate(texts)}
     then: dict[str, Task] = {shard.name: partial(_do, _encode, shard) for shard in shards}
     number, total = count(1), len(first) + len(then)

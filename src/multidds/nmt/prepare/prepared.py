@@ -39,8 +39,8 @@ def prepared_settings(config: Config) -> dict[str, Any]:
     """The part of a config that decides what is prepared."""
     settings: dict[str, Any] = json.loads(config.model_dump_json(include={"data", "vocabulary"}))
     del settings["data"]["folder"], settings["data"]["setting"]
-    if not settings["vocabulary"]["keep"]:  # as before there was this key
-        del settings["vocabulary"]["keep"]
+    if config.train.start_from:
+        settings["train"] = {"start_from": config.train.start_from}
     return settings
 
 
@@ -53,9 +53,9 @@ class Prepared:
         wanted, there = prepared_settings(config), self.manifest["settings"]
         changed = [
             f"{part}.{key}"
-            for part in wanted
-            for key in {**there[part], **wanted[part]}
-            if wanted[part].get(key) != there[part].get(key)
+            for part in {**there, **wanted}
+            for key in {**there.get(part, {}), **wanted.get(part, {})}
+            if wanted.get(part, {}).get(key) != there.get(part, {}).get(key)
         ]
         if changed:
             raise UserError(

@@ -22,8 +22,6 @@ from ..config.config import Config, Data, Pair
 from .text_files import files_of, read_columns
 from .vocabulary import (
     SPECIALS,
-    kept_folder,
-    kept_models,
     load_model,
     load_vocabulary,
     model_digests,
@@ -31,6 +29,7 @@ from .vocabulary import (
     model_of,
     models_of,
     pieces_of,
+    start_vocabulary,
     tag_of,
     write_vocabulary,
 )
@@ -106,13 +105,13 @@ def _learned(config: Config, name: str, size: int) -> bytes:
     return model.getvalue()
 
 
-def keep_model(config: Config, file: str, folder: Path) -> dict[str, Any]:
-    """A sentencepiece model of the vocabulary that the config keeps; returns its digest."""
-    kept = kept_folder(config)
-    assert kept is not None
-    digest = model_digests(kept)[file]
-    check_digest(kept / file, digest, "restore it from a copy, or keep another vocabulary.")
-    shutil.copyfile(kept / file, folder / file)
+def copy_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
+    """Copies a sentencepiece model of the run in `[train] start_from`; returns its digest."""
+    start, file = start_vocabulary(config), model_file(name)
+    assert start is not None
+    digest = model_digests(start)[file]
+    check_digest(start / file, digest, "restore it from a copy, or start from another run.")
+    shutil.copyfile(start / file, folder / file)
     return {"files": {file: digest}}
 
 
@@ -188,7 +187,7 @@ def _at(places: "np.ndarray[Any, np.dtype[np.int64]]", blocks: Iterable[list[str
 def write_vocabularies(config: Config, folder: Path) -> dict[str, int]:
     """Specials, language tags, then the pieces of all models of a side, by string identity; how many a side has.
 
-    Behind a vocabulary that is kept: its tokens stay where they are, so a model that was trained with them fits.
+    The tokens of the run in `[train] start_from` keep their numbers, and new ones follow: embeddings only grow.
     """
     data = config.data
     sides = {"source": data.sources, "target": data.targets}
@@ -196,8 +195,8 @@ def write_vocabularies(config: Config, folder: Path) -> dict[str, int]:
         both = tuple(dict.fromkeys([*data.sources, *data.targets]))
         sides = {"source": both, "target": both}
     tags = [tag_of(language) for language in data.targets] if len(data.targets) > 1 else []
-    kept = kept_folder(config)
-    before = {} if kept is None else load_vocabulary(kept)
+    start = start_vocabulary(config)
+    before = {} if start is None else load_vocabulary(start)
     tokens: dict[str, list[str]] = {}
     for side, languages in sides.items():
         reserved = [*SPECIALS, *(tags if side == "source" or sides["source"] == sides["target"] else [])]
@@ -206,5 +205,5 @@ def write_vocabularies(config: Config, folder: Path) -> dict[str, int]:
             model = load_model(folder, name, {model_file(name): sha256(folder / model_file(name))})
             pieces |= dict.fromkeys(pieces_of(model))
         tokens[side] = list(dict.fromkeys([*before.get(side, ()), *reserved, *pieces]))
-    write_vocabulary(folder, tokens, [*dict.fromkeys([*kept_models(config), *map(model_file, models_of(config))])])
+    write_vocabulary(folder, tokens, [model_file(name) for name in models_of(config)])
     return {side: len(listed) for side, listed in tokens.items()}

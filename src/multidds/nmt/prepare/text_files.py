@@ -292,9 +292,7 @@ class Input:
 
     digest: str  # SHA-256, as it is on the disk
     lines: int
-    marks: tuple[
-        int, ...
-    ]  # byte of every MARK_EVERY-th line; of a compressed file only 0
+    marks: tuple[int, ...]  # byte of every MARK_EVERY-th line; of a compressed file only 0
 
     def place(self, line: int) -> Place:
         """The nearest mark at or before a line, counted from 0."""

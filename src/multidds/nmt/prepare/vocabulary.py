@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..common.checksummed import checksummed, read_checksummed, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
-from ..config.config import VOCABULARY, Config
+from ..config.config import VOCABULARY, Config, read_run
 
 if TYPE_CHECKING:
     import sentencepiece
@@ -68,28 +68,22 @@ def pieces_of(model: "sentencepiece.SentencePieceProcessor") -> list[str]:
     return result
 
 
-def kept_folder(config: Config) -> Path | None:
-    """Where the vocabulary is that a config keeps: in prepared data, or in a run; None where it keeps none."""
-    if not config.vocabulary.keep:
+def start_vocabulary(config: Config) -> Path | None:
+    """The folder with the vocabulary of the run in `[train] start_from`; None if there is no such run.
+
+    Raises a UserError if the run is missing, or if its vocabulary is of another kind.
+    """
+    if not config.train.start_from:
         return None
-    folder = Path(config.vocabulary.keep)
-    return folder / VOCABULARY if (folder / VOCABULARY / FILE).exists() else folder
-
-
-def kept_models(config: Config) -> list[str]:
-    """The files of the sentencepiece models that a config keeps. A UserError where it cannot keep them."""
-    folder = kept_folder(config)
-    if folder is None:
-        return []
-    where = f"[vocabulary] keep = {config.vocabulary.keep!r}"
-    if not (folder / FILE).exists():
-        raise UserError(f"{where}: there is no {FILE}; give a folder of prepared data, or a run.")
-    files, one = list(model_digests(folder)), model_file(JOINT)
-    joint = config.vocabulary.kind == "joint"
-    if one not in files if joint else (files == [one] and JOINT not in models_of(config)):
-        there = "a model per language" if joint else "one model for all languages"
-        raise UserError(f"{where}: has {there}, but [vocabulary] kind = {config.vocabulary.kind!r}.")
-    return files
+    run = Path(config.train.start_from)
+    where, kind = f"[train] start_from = {config.train.start_from!r}", config.vocabulary.kind
+    try:
+        start = read_run(run)[0].vocabulary.kind
+    except UserError as error:
+        raise type(error)(f"{where}: {error}") from None
+    if start != kind:
+        raise UserError(f"{where}: that run has [vocabulary] kind = {start!r}, but the recipe has {kind!r}.")
+    return run / VOCABULARY
 
 
 def write_vocabulary(folder: Path, tokens: Mapping[str, Sequence[str]], models: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from ..runs.records import AlignmentFacts, AnyRecord, DataChanged, Started, Upda
 from .mixture_runs import MixtureRun, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
-_ELSEWHERE = {*HARMLESS, "data.folder", "vocabulary.keep", "train.seed", "train.device"}
+_ELSEWHERE = {*HARMLESS, "data.folder", "train.seed", "train.device"}
 _IN_LABEL = {f"mixture.{key}" for key in ("method", "prior", "temperature", "max_passes", "probabilities",
                                           "step_ahead", "priority", "switch_epoch")}  # fmt: skip
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
