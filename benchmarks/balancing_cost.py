@@ -277,7 +277,7 @@ def authors_pass(run: Training, count: int = 8) -> float:
         items = [(sentences, int(i)) for i in random.integers(len(sentences), size=count)]
         began = clock()
         batch = assemble(items)
-        (run._summed_loss(run.model, batch) / batch.tokens).backward()  # type: ignore[no-untyped-call]
+        (run.summed_loss(run.model, batch) / batch.tokens).backward()  # type: ignore[no-untyped-call]
         gradient = [p.grad for p in params]
         gradients.dot(gradient, other) / gradients.norm(gradient)
         seconds.append(clock() - began)

@@ -1,4 +1,4 @@
-"""What measuring costs: a validation against one of losses alone, averaged weights against a step, dev objectives.
+"""What measuring costs: a validation against one of losses alone, averaged weights against a step.
 
 Everything takes turns in one process, on a prepared recipe; figures are medians of ratios of neighbouring turns, in CPU
 time of one thread, so that what else the machine does falls on both alike.
@@ -17,7 +17,6 @@ import torch
 
 from multidds import Mixture
 from multidds.nmt.batches.batch import evaluation_batches
-from multidds.nmt.batches.probe_batches import probe_batches
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.batches.stream import Stream
 from multidds.nmt.config.config import Config, load_config
@@ -25,7 +24,6 @@ from multidds.nmt.model.averaged_weights import AveragedWeights
 from multidds.nmt.model.freed_memory import keep_freed_memory
 from multidds.nmt.model.transformer import Transformer
 from multidds.nmt.prepare import Prepared
-from multidds.nmt.training.dev_objectives import OBJECTIVES
 from multidds.nmt.training.validation import measure
 
 CPU = torch.device("cpu")
@@ -85,19 +83,6 @@ def averaging(model: Transformer, train: dict[str, Sentences], config: Config, t
         print(f"average = {steps}: {statistics.median(found):.2%} of a step ({min(found):.2%} to {max(found):.2%})")
 
 
-def objectives(model: Transformer, dev: dict[str, Sentences], tokens: int, turns: int) -> None:
-    draw = probe_batches(next(iter(dev.values())), tokens)
-    parts = draw(torch.Generator().manual_seed(1))
-    ratios: dict[str, list[float]] = {kind: [] for kind in OBJECTIVES}
-    for _ in range(turns):
-        plain = spent(lambda: sum(model(part, 0.1) for part in parts).backward())
-        for kind, objective in OBJECTIVES.items():
-            ratios[kind].append(spent(lambda objective=objective: objective(model, parts).backward()) / plain)
-        model.zero_grad()
-    for kind, found in ratios.items():
-        print(f"objective {kind}: {statistics.median(found):.2f} of the training loss, forward and backward")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("recipe", type=Path)
@@ -115,7 +100,6 @@ def main() -> None:
     )
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
     averaging(model, train, config, 3 * args.turns)
-    objectives(model, dev, config.mixture.probe_tokens, args.turns)
     validation(model, dev, config.train.batch_tokens, args.turns)
 
 

@@ -21,7 +21,7 @@ from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.processes import Processes
 from multidds.nmt.config.config import Config, read_run
 from multidds.nmt.model.transformer import Transformer, make_model
-from multidds.nmt.noisy_pairs.noisy_pairs import Examples
+from multidds.nmt.noisy_pairs.noisy_pairs import NoisyPairs
 from multidds.nmt.noisy_pairs.pair_features import per_sentence
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.encode import Encoder
@@ -53,7 +53,7 @@ def auc(suspicion: np.ndarray, wrong: np.ndarray) -> float:
     return float((ranks[wrong].sum() - count * (count + 1) / 2) / (count * (len(wrong) - count)))
 
 
-def opened(folder: Path) -> tuple[Config, Transformer, Examples | None, dict[str, Sentences]]:
+def opened(folder: Path) -> tuple[Config, Transformer, NoisyPairs | None, dict[str, Sentences]]:
     """The final model of a run, as it was trained, with what it knows of its examples."""
     config, _ = read_run(folder)
     prepared = Prepared(config)
@@ -68,8 +68,10 @@ def opened(folder: Path) -> tuple[Config, Transformer, Examples | None, dict[str
                  for split in ("train", "dev"))  # fmt: skip
     if config.examples.method != "dds":
         return config, model, None, data
-    prior = prior_of(config, {name: len(sentences) for name, sentences in data.items()}, data)
-    examples = Examples(config, model, losses_of(config), data, dev, prior, prepared.vocabulary, math.inf, Processes())
+    prior = prior_of(config, data)
+    examples = NoisyPairs(
+        config, model, losses_of(config), data, dev, prior, prepared.vocabulary, math.inf, Processes()
+    )
     examples.load_state_dict({**state["examples"], "tensors": parts["examples"]})
     return config, model, examples, data
 

@@ -5,12 +5,12 @@ import json
 import subprocess
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from toy_runs import Silent, Stopping, records, same_runs, small_config, torchrun
 
 from multidds.nmt.batches.probe_batches import dev_batches
@@ -19,7 +19,7 @@ from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.noisy_pairs.lexicon import Lexicon
 from multidds.nmt.noisy_pairs.noisy_pairs import Pairs
-from multidds.nmt.noisy_pairs.pair_features import NUMBERS, PairFeatures, per_sentence
+from multidds.nmt.noisy_pairs.pair_features import FEATURES, PairFeatures
 from multidds.nmt.noisy_pairs.pair_weights import EDGES
 from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
@@ -32,47 +32,13 @@ DDS = (
     "examples.replay=2",
     "examples.probe_tokens=100",
 )
-TINY = Path(__file__).parents[2] / "recipes" / "tiny.toml"
+TINY = ROOT / "recipes" / "tiny.toml"
 
 
 def started(corpus, monkeypatch, tmp_path, *overrides):
     run = Training(small_config(corpus, monkeypatch, *overrides), tmp_path / "run")
     run.close()
     return run
-
-
-def plain_gradient(run, batches, weights):
-    """Of the weighted mean loss of all target tokens, from the losses of single tokens."""
-    total, count = 0.0, 0.0
-    for batch, own in zip(batches, weights, strict=True):
-        of_tokens = own[batch.target_rows.places // batch.target_rows.longest]
-        total = total + (of_tokens * run.model(batch, run.config.train.label_smoothing, True)).sum()
-        count += of_tokens.sum()
-    return torch.autograd.grad(total / count, list(run.model.parameters()))
-
-
-def step_gradient(run, batches, tokens, monkeypatch):
-    monkeypatch.setattr(run.optimizer, "zero_grad", lambda: None)
-    monkeypatch.setattr(run.optimizer, "step", lambda: None)
-    for p in run.model.parameters():
-        p.grad = None
-    run.step(batches, tokens)
-    return [p.grad.clone() for p in run.model.parameters()]
-
-
-def test_the_highest_losses_of_a_batch_are_left_out(corpus, monkeypatch, tmp_path):
-    overrides = ("examples.method=highest-losses", "examples.drop=0.25", "model.dropout=0", "train.clip=0")
-    run = started(corpus, monkeypatch, tmp_path, *overrides)
-    batches, _, tokens = run.stream.next(8)
-    weights = []
-    with torch.no_grad():
-        for batch in batches:
-            means = per_sentence(batch, run.model(batch, run.config.train.label_smoothing, True))
-            weights.append((means <= means.quantile(0.75)).float())
-    assert 0.6 < torch.cat(weights).mean() < 0.85
-    expected = plain_gradient(run, batches, weights)
-    for one, other in zip(step_gradient(run, batches, tokens, monkeypatch), expected, strict=True):
-        assert one.flatten().tolist() == pytest.approx(other.flatten().tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("mixing", ["example", "batch"])
@@ -96,30 +62,14 @@ def test_a_pool_is_drawn_again_as_it_was_though_chances_have_moved(corpus, monke
     def steps(stream, count):
         return [[batch.origins for batch in stream.next(30)[0]] for _ in range(count)]
 
-    whole, again = run._stream(chances), run._stream(chances)
+    whole, again = run.make_stream(chances), run.make_stream(chances)
     steps(whole, 40)  # ten into a pool
     trusted[0] = 0.2
     again.load_state_dict(json.loads(json.dumps(whole.state_dict())))
     assert steps(again, 60) == steps(whole, 60)
-    third = run._stream(chances)
+    third = run.make_stream(chances)
     third.load_state_dict(json.loads(json.dumps(again.state_dict())))
     assert steps(third, 60) == steps(whole, 60)
-
-
-@pytest.mark.parametrize("mixing", ["example", "batch"])
-@pytest.mark.parametrize("chances", [None, lambda origins: [0.5] * len(origins)])
-def test_places_are_kept_where_data_change_and_training_stops_again(corpus, monkeypatch, tmp_path, mixing, chances):
-    run = started(corpus, monkeypatch, tmp_path, f"train.mixing={mixing}", "train.pool=30")
-    first, changed, again = (run._stream(chances) for _ in range(3))
-    for _ in range(70):
-        first.next(30)
-    changed.load_state_dict(json.loads(json.dumps(first.state_dict())), changed=True)
-    for _ in range(2):
-        changed.next(30)
-    again.load_state_dict(json.loads(json.dumps(changed.state_dict())))
-    for _ in range(60):
-        ahead = [[batch.origins for batch in stream.next(30)[0]] for stream in (changed, again)]
-        assert ahead[0] == ahead[1]
 
 
 @pytest.mark.parametrize("mixing", ["example", "batch"])
@@ -127,7 +77,7 @@ def test_pairs_are_trained_on_by_their_chances(corpus, monkeypatch, tmp_path, mi
     run = started(corpus, monkeypatch, tmp_path, *DDS, f"train.mixing={mixing}")
     name = next(iter(run.data))
     chance = {(n, i): 0.2 if n == name and i % 2 else 1.0 for n, s in run.data.items() for i in range(len(s))}
-    run.stream = run._stream(lambda origins: [chance[origin] for origin in origins])
+    run.stream = run.make_stream(lambda origins: [chance[origin] for origin in origins])
     kept = Counter()
     for _ in range(60):
         batches, _, _ = run.stream.next(8)
@@ -138,7 +88,7 @@ def test_pairs_are_trained_on_by_their_chances(corpus, monkeypatch, tmp_path, mi
 def test_doubted_pairs_are_left_out_of_steps_that_are_as_large(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path, *DDS)
     whole = started(corpus, monkeypatch, tmp_path / "whole")
-    run.stream = run._stream(lambda origins: [0.01 if i % 3 else 1.0 for _, i in origins])
+    run.stream = run.make_stream(lambda origins: [0.01 if i % 3 else 1.0 for _, i in origins])
     sizes = [[stream.next(8)[2] for _ in range(16)] for stream in (run.stream, whole.stream)]
     assert sum(sizes[0]) == pytest.approx(sum(sizes[1]), rel=0.1)
     seen = [stream.passes for stream in (run.stream, whole.stream)]
@@ -148,25 +98,25 @@ def test_doubted_pairs_are_left_out_of_steps_that_are_as_large(corpus, monkeypat
 def test_trust_is_the_product_of_what_both_scorers_say(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path, *DDS, "examples.sharpness=3")
     for step in range(2, 14, 2):
-        run.examples.look(step)
+        run.noisy_pairs.update(step)
     origins = [(name, i) for name in run.data for i in range(40)]
-    both = [scorer.trust([Pairs(origins)]) for scorer in run.examples.scorers]
+    both = [scorer.trust([Pairs(origins)]) for scorer in run.noisy_pairs.scorers]
     assert len(both) == 2
     assert all(each.std() > 0.01 for each in both)
     expected = (both[0].double() * both[1].double()) ** 3
-    assert run.examples.chances(origins) == pytest.approx(expected.clamp_min(0.01).tolist())
+    assert run.noisy_pairs.chances(origins) == pytest.approx(expected.clamp_min(0.01).tolist())
 
 
 def test_scores_stay_when_they_are_learned_also_where_the_training_grows(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path, *DDS)
     for step in (2, 4, 6, 8, 11):  # nine tenths of twelve steps
-        run.examples.look(step)
+        run.noisy_pairs.update(step)
     longer = started(corpus, monkeypatch, tmp_path / "longer", *DDS, "train.max_steps=100")
-    longer.examples.load_state_dict(run.examples.state_dict())
-    before = longer.examples.chances([("mirror-base", i) for i in range(9)])
-    longer.examples.look(20)
-    longer.examples.look(22)
-    assert longer.examples.chances([("mirror-base", i) for i in range(9)]) == before
+    longer.noisy_pairs.load_state_dict(run.noisy_pairs.state_dict())
+    before = longer.noisy_pairs.chances([("mirror-base", i) for i in range(9)])
+    longer.noisy_pairs.update(20)
+    longer.noisy_pairs.update(22)
+    assert longer.noisy_pairs.chances([("mirror-base", i) for i in range(9)]) == before
 
 
 def test_a_training_too_short_to_learn_from_is_refused(corpus, monkeypatch, tmp_path):
@@ -176,16 +126,16 @@ def test_a_training_too_short_to_learn_from_is_refused(corpus, monkeypatch, tmp_
 
 def test_without_contrast_there_is_one_scorer(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path, *DDS, "examples.contrast=0")
-    assert len(run.examples.scorers) == 1
+    assert len(run.noisy_pairs.scorers) == 1
 
 
 def test_scorers_learn_from_all_that_the_mixture_draws(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path, *DDS, "train.max_steps=300", "train.max_epochs=1000")
     seen = []
-    for scorer in run.examples.scorers:
+    for scorer in run.noisy_pairs.scorers:
         monkeypatch.setattr(scorer, "update", lambda batches: seen.append(batches) or SimpleNamespace(skipped=None))
     for step in range(1, 301):
-        run.examples.look(step)
+        run.noisy_pairs.update(step)
     assert len(seen) == 135  # every second one, in the first nine tenths
     drawn = Counter(name for batches in seen for batch in batches for name, _ in batch.origins)
     total = sum(drawn.values())
@@ -193,7 +143,7 @@ def test_scorers_learn_from_all_that_the_mixture_draws(corpus, monkeypatch, tmp_
         assert drawn[name] / total == pytest.approx(share, abs=4 * (share / total) ** 0.5)
 
 
-@pytest.mark.parametrize("method", [DDS, (*DDS, "train.mixing=batch"), ("examples.method=highest-losses",)])
+@pytest.mark.parametrize("method", [DDS, (*DDS, "train.mixing=batch")])
 def test_a_resumed_training_with_weights_is_the_same(corpus, monkeypatch, tmp_path, method):
     config = small_config(corpus, monkeypatch, *method, "train.validate_every=6", "train.max_steps=20")
     train(config, tmp_path / "whole", Silent())
@@ -248,7 +198,7 @@ def test_contrast_takes_off_the_gradient_behind_other_sources(corpus, monkeypatc
     assert sorted(own.source.tolist()) == sorted(shuffled.source.tolist())
     assert not torch.equal(own.source, shuffled.source)
     for parts in ([(own, shuffled)], [(own, None)], [(shuffled, None)]):
-        loss = run.examples.dev_loss(run.model, parts, contrast=0.5)
+        loss = run.noisy_pairs.dev_loss(run.model, parts, contrast=0.5)
         values.append(loss.item())
         gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(run.model.parameters()))]))
     assert values[0] == pytest.approx(values[1], rel=1e-6)
@@ -259,9 +209,9 @@ def test_contrast_takes_off_the_gradient_behind_other_sources(corpus, monkeypatc
 def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path)
     name, sentences = next(iter(run.data.items()))
-    numbers = PairFeatures(run.data, run._vocabulary)
-    rows = dict(zip(NUMBERS, numbers.rows((name, i) for i in range(5)).T.tolist(), strict=True))
-    source, target = sentences.text(3, run._vocabulary)
+    numbers = PairFeatures(run.data, run.vocabulary)
+    rows = dict(zip(FEATURES, numbers.rows((name, i) for i in range(5)).T.tolist(), strict=True))
+    source, target = sentences.text(3, run.vocabulary)
     ratios = np.log(sentences.target_lengths / sentences.source_lengths)
     assert rows["distance from the usual ratio"][3] == pytest.approx(abs(ratios[3] - ratios.mean()))
     words = target.lower().split()
@@ -272,11 +222,11 @@ def test_the_numbers_of_a_sentence_pair_are_what_they_are_called(corpus, monkeyp
 
 def test_a_copy_is_seen_as_one(corpus, monkeypatch, tmp_path):
     run = started(corpus, monkeypatch, tmp_path)
-    numbers = PairFeatures(run.data, run._vocabulary)
+    numbers = PairFeatures(run.data, run.vocabulary)
     name, sentences = next(iter(run.data.items()))
     texts = {0: ("one two", "two"), 1: ("Same, text", "same , TEXT")}
     monkeypatch.setattr(sentences, "text", lambda i, vocabulary: texts[i])
-    rows = dict(zip(NUMBERS, numbers.rows([(name, 0), (name, 1)]).T.tolist(), strict=True))
+    rows = dict(zip(FEATURES, numbers.rows([(name, 0), (name, 1)]).T.tolist(), strict=True))
     assert rows["same text"] == [0.0, 1.0]
     assert rows["target words in the source"] == [1.0, 1.0]
     assert rows["source words in the target"] == [0.5, 1.0]
@@ -285,9 +235,8 @@ def test_a_copy_is_seen_as_one(corpus, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("examples.method=paper", r"\[examples\] method: input should be 'none', 'dds' or 'highest-losses'"),
+        ("examples.method=paper", r"\[examples\] method: input should be 'none' or 'dds'"),
         ("examples.probe_tokens=20", r"\[examples\] probe_tokens = 20 is smaller than the longest sentence, 62 tokens"),
-        ("examples.drop=1.0", r"\[examples\] drop: input should be less than 1, but it is 1.0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(override, message):

@@ -124,7 +124,7 @@ def test_a_shared_validation_finds_what_one_process_finds(text, whole, monkeypat
     assert record["best"]
     for key in ("dev_loss", "accuracy", "expected_accuracy", "soft_bleu"):
         assert record[key] == getattr(found, key)
-    bleu, signature = dev_bleu(config, run.model.state_dict(), run._vocabulary, run.dev, tmp_path / "run", 1)
+    bleu, signature = dev_bleu(config, run.model.state_dict(), run.vocabulary, run.dev, tmp_path / "run", 1)
     assert (record["bleu"], record["signature"]) == (bleu, signature)
     assert not (whole / "validation.partial").exists()
 

@@ -230,15 +230,15 @@ def test_dev_sets_are_translated_as_the_command_translates_them(corpus, monkeypa
     run.close()
     weights, _ = checkpoints.read(tmp_path / "run" / "best.safetensors")
     weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-    found, _ = dev_bleu(config, weights, run._vocabulary, run.dev, tmp_path / "run", 1)
+    found, _ = dev_bleu(config, weights, run.vocabulary, run.dev, tmp_path / "run", 1)
     translator = Translator(tmp_path / "run", threads=1)
     for pair in config.data.pairs:
         sentences = run.dev[pair.name]
         source, target = [], []
         for i in spread(len(sentences), 20):
             tokens = sentences.tokens(i)
-            source.append(text_of([run._vocabulary["source"][t] for t in tokens[0][1:]]))  # without the tag
-            target.append(text_of([run._vocabulary["target"][t] for t in tokens[1]]))
+            source.append(text_of([run.vocabulary["source"][t] for t in tokens[0][1:]]))  # without the tag
+            target.append(text_of([run.vocabulary["target"][t] for t in tokens[1]]))
         lines = list(translator.translate(source, pair.source, pair.target))
         assert found[pair.name] == CHRF().corpus_score(lines, [target]).score
         assert found[pair.name] > 0

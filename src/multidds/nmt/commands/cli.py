@@ -152,9 +152,6 @@ def train(
     ] = None,
     set_: Set = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    changed_data: Annotated[
-        bool, typer.Option("--changed-data", help="Resume although the recipe's data have changed.")
-    ] = False,
 ) -> None:
     """Train a model. To resume a run that was stopped, repeat the command."""
     from ..config.config import load_config
@@ -174,7 +171,7 @@ def train(
     run = run or Path("runs") / recipe.stem
     again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *(p for s in set_ for p in ("--set", s))])
     with display.Quiet() if rank else display.Terminal() if out.is_terminal else display.Plain() as show:
-        at = start(config, run, show, changed_data)
+        at = start(config, run, show)
     if rank:
         return
     if at.finished:

@@ -44,7 +44,7 @@ def describe(config: Config, console: Console) -> None:
             f"an update every {settings.every} steps: {probe_passes(config)} passes over {settings.probe_tokens:,} "
             f"tokens, {probe_share(config):.1%} of the tokens of training between two updates"
         )
-    prior = prior_of(config, sizes, data)
+    prior = prior_of(config, data)
     rules = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES} | {
         "uniform": Mixture.uniform(sizes)
     }

@@ -15,7 +15,7 @@ from multidds.history.history import find_history, moments_of
 from ..common.errors import UserError
 from ..config.config import read_run, suggestion
 from ..runs.record_files import FILE, read_records
-from ..runs.records import DataChanged, Started, Updated
+from ..runs.records import Started, Updated
 
 History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), by rising step: what `Replay` takes
 
@@ -29,7 +29,7 @@ def read_history(run: Path) -> tuple[History, int]:
         return _history_elsewhere(run)
     read_run(run)  # says so where it is not a run
     records = read_records(run)
-    moved = (record for record in records if isinstance(record, Started | DataChanged | Updated))
+    moved = (record for record in records if isinstance(record, Started | Updated))
     history = [(record.step, record.mixture) for record in moved]
     if not history:
         raise UserError(f"{run / FILE}: has no mixture yet; is the run starting?")
@@ -70,22 +70,14 @@ def average_mixture(run: Path) -> dict[str, float]:
         return history[0][1]
     ends = [since for since, _ in history[1:]] + [steps]
     spans = [(end - since, mixture) for (since, mixture), end in zip(history, ends, strict=True)]
-    total = {name: math.fsum(span * mixture.get(name, 0.0) for span, mixture in spans) for name in _names(history)}
+    total = {name: math.fsum(span * mixture[name] for span, mixture in spans) for name in history[0][1]}
     scale = math.fsum(total.values())
     return {name: weight / scale for name, weight in total.items()}
 
 
 def history_json(run: Path) -> str:
     """A JSON list of [step, mixture], one pair a line: `Replay(mixture, json.load(file))` takes it."""
-    history, _ = read_history(run)
-    names = _names(history)
-    whole = [(step, {name: mixture.get(name, 0.0) for name in names}) for step, mixture in history]
-    return "[\n" + ",\n".join(json.dumps(pair) for pair in whole) + "\n]"
-
-
-def _names(history: History) -> list[str]:
-    """Of all datasets that there ever were."""
-    return list(dict.fromkeys(name for _, mixture in history for name in mixture))
+    return "[\n" + ",\n".join(json.dumps(pair) for pair in read_history(run)[0]) + "\n]"
 
 
 def written(mixture: Mapping[str, float], format_: str, template: str | None) -> str:

@@ -26,9 +26,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Method = Literal[
-    "static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average", "doge", "odm", "constant"
-]
+Method = Literal["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average"]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(min_length=1)]
 
@@ -219,7 +217,6 @@ class MixtureSettings(Section):
     probe_batches: Positive = 1
     probe_budget: Share = 0.0
     step_ahead: AtLeast0 = 0.0
-    objective: Literal["loss", "accuracy", "soft-bleu", "expected-accuracy"] = "loss"
     priority: str | dict[str, float] = "regular"
     switch_epoch: Count = 0
     sketch: Count = 65536
@@ -236,7 +233,7 @@ class MixtureSettings(Section):
 
 
 class ExamplesSettings(Section):
-    method: Literal["none", "dds", "highest-losses"] = "none"
+    method: Literal["none", "dds"] = "none"
     every: Positive = 5
     learn: Share = 0.25
     probe_tokens: Positive = 1000
@@ -245,7 +242,6 @@ class ExamplesSettings(Section):
     sharpness: Above0 = 2.0
     decay: Share = 0.9
     replay: Positive = 40
-    drop: Share = 0.3
 
 
 class Translate(Section):

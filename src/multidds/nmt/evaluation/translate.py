@@ -60,8 +60,6 @@ def export(run: Path, notice: Notice = lambda text: None) -> Path:
         tensors, state = checkpoints.read(best, framework="numpy")
         weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         vocabulary = load_vocabulary(run / VOCABULARY)
-        if len(weights["source_embedding.weight"]) != len(vocabulary["source"]):
-            raise UserError(f"{run}: its data have changed since its best model; go on with the training first.")
         with whole_folder(folder) as partial:
             convert(config, weights, vocabulary, partial)
             for name in models_of(config):

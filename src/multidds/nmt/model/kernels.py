@@ -287,61 +287,6 @@ class _TokenLosses(Function):
         return grad_hidden, grad_weight.to(weight.dtype), None, None
 
 
-def token_log_p(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-probability of each correct token, and the entropy of the distribution that it is from. [R], [R]
-
-    log_p = F.log_softmax(F.linear(hidden, weight), -1); log_p[row, target] and -(log_p.exp() * log_p).sum(-1).
-    Any function of them may be differentiated: logits are computed again for their gradients, in chunks.
-    """
-    result: tuple[Tensor, Tensor] = _outside_autocast(_TokenLogP.apply, hidden, weight, target)
-    return result
-
-
-class _TokenLogP(Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        correct = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
-        entropy = torch.empty_like(correct)
-        for part, log_p in _chunks(hidden, weight):
-            correct[part] = log_p.gather(1, target[part, None])[:, 0]
-            entropy[part] = log_p.exp().mul_(log_p).sum(-1).neg_()
-        ctx.save_for_backward(hidden, weight, target, entropy)
-        return correct, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_correct: Tensor, grad_entropy: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden, weight, target, entropy = ctx.saved_tensors
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=entropy.dtype)
-        for part, log_p in _chunks(hidden, weight):
-            # By the logits: d log p[target] is 1 for the target, less p; d entropy is -p (log p + entropy).
-            of_correct, of_entropy = grad_correct[part, None], grad_entropy[part, None]
-            p = log_p.exp()
-            grad = log_p.add_(entropy[part, None]).mul_(of_entropy).add_(of_correct).mul_(p).neg_()
-            grad.scatter_add_(1, target[part, None], of_correct)
-            _add_gradients(grad, hidden[part], weight, grad_hidden[part], grad_weight)
-        return grad_hidden, grad_weight.to(weight.dtype), None
-
-
-@torch.no_grad()
-def confidence_slope(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """If all logits were scaled by a factor f: the first derivative of the summed cross entropy by f, at f = 1, and
-    the second. [], []"""
-    result: tuple[Tensor, Tensor] = _outside_autocast(_confidence_slope, hidden, weight, target)
-    return result
-
-
-def _confidence_slope(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    first = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
-    second = torch.zeros_like(first)
-    for part, log_p in _chunks(hidden, weight):
-        p = log_p.exp()
-        mean = torch.linalg.vecdot(p, log_p)  # minus the entropy
-        first += mean.sum() - log_p.gather(1, target[part, None]).sum()
-        second += torch.linalg.vecdot(p, log_p.sub_(mean[:, None]).square_()).sum()
-    return first, second
-
-
 def _outside_autocast(function: Callable[..., Any], hidden: Tensor, weight: Tensor, *rest: Any) -> Any:
     """Under autocast matrix products are in its type and everything else is not, which functions here do themselves."""
     device = hidden.device.type

@@ -1,6 +1,6 @@
-"""How much single sentence pairs count in a training, as it was last decided, and what records say of it.
+"""The last weight of every sentence pair, and its summary for records.
 
-A weight is the chance of a drawn sentence pair to be trained on, or the factor of its loss: what `[examples]` does.
+A weight is the chance of a drawn sentence pair to be trained on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +25,15 @@ class PairWeights:
         self._data, self._vocabulary = data, vocabulary
         self._weights = {name: np.full(len(sentences), -1, np.float32) for name, sentences in data.items()}  # -1: none
 
-    def see(self, origins: Iterable[Origin], weights: Iterable[float]) -> None:
+    def set(self, origins: Iterable[Origin], weights: Iterable[float]) -> None:
         for (name, i), weight in zip(origins, weights, strict=True):
             self._weights[name][i] = weight
 
     def record(self, step: int, skipped: str | None) -> Scored:
-        """What the weights are now. skipped: why the last update changed nothing."""
+        """The distribution of the weights, and the sentence pairs at its ends.
+
+        skipped: the reason if the last update changed nothing.
+        """
         seen = {name: w[w >= 0] for name, w in self._weights.items()}
         bins = {name: np.digitize(w, EDGES) for name, w in seen.items()}
         ranked = self._ranked()
@@ -63,8 +66,4 @@ class PairWeights:
         return {f"weights.{name}": torch.from_numpy(weights.copy()) for name, weights in self._weights.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Those of datasets that have as many sentence pairs as they had; of others nothing is known."""
-        for name, weights in self._weights.items():
-            kept = tensors.get(f"weights.{name}")
-            if kept is not None and len(kept) == len(weights):
-                self._weights[name] = kept.numpy().copy()
+        self._weights = {name: tensors[f"weights.{name}"].numpy().copy() for name in self._weights}

@@ -28,10 +28,7 @@ def _histogram(setting: Setting, run: Run, record: Scored) -> ReportTable:
         f"{setting.name}.examples.{run.label}",
         f"{run.label}: how much sentence pairs count",
         {"dataset": "dataset", "mean": "mean weight", **{heading: heading for heading in headings}},
-        notes=[
-            f"Sentence pairs by their last weights, after {record.step} steps: the chance to be trained on (dds), or "
-            "the factor of their losses, where 1 is the average of a step (highest-losses)."
-        ],
+        notes=[f"Sentence pairs by their last weights, after {record.step} steps: the chance to be trained on."],
     )
     for name, counts in record.histogram.items():
         cells = {heading: number(count, ".0f") for heading, count in zip(headings, counts, strict=True)}

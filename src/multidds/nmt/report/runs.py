@@ -17,7 +17,7 @@ from ..config.config import Config, MixtureSettings, read_run
 from ..config.config_diff import HARMLESS, changed_keys
 from ..evaluation.scores import read_scores
 from ..runs.record_files import FILE, read_records
-from ..runs.records import AlignmentFacts, AnyRecord, DataChanged, Started, Updated, Validated
+from ..runs.records import AlignmentFacts, AnyRecord, Started, Updated, Validated
 from .mixture_runs import MixtureRun, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
@@ -27,7 +27,6 @@ _IN_LABEL = {f"mixture.{key}" for key in ("method", "prior", "temperature", "max
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
 LEARNED = {
     **REWARDS, "anchored": "learned", "shuffled": "shuffled rewards", "moving-average": "MultiDDS moving average",
-    "doge": "DoGE", "odm": "Online Data Mixing", "constant": "constant rewards",
 }  # fmt: skip
 
 
@@ -68,14 +67,8 @@ class Run:
         return self.config.data.names
 
     @property
-    def with_these_data(self) -> list[AnyRecord]:
-        """The records since its data changed last, which all have the same names."""
-        changes = [i for i, record in enumerate(self.records) if isinstance(record, DataChanged)]
-        return self.records[changes[-1] if changes else 0 :]
-
-    @property
     def updates(self) -> list[Updated]:
-        return [record for record in self.with_these_data if isinstance(record, Updated)]
+        return [record for record in self.records if isinstance(record, Updated)]
 
     @property
     def alignments(self) -> list[tuple[int, AlignmentFacts]]:
@@ -84,7 +77,7 @@ class Run:
 
     @property
     def validations(self) -> list[Validated]:
-        return [record for record in self.with_these_data if isinstance(record, Validated)]
+        return [record for record in self.records if isinstance(record, Validated)]
 
     @property
     def finished(self) -> str:
@@ -116,8 +109,7 @@ class Run:
     @property
     def mixtures(self) -> list[tuple[int, dict[str, float]]]:
         """(step, mixture from there on), from the prior to the last update."""
-        moved = (record for record in self.records if isinstance(record, Started | DataChanged | Updated))
-        return [(record.step, {name: record.mixture.get(name, 0.0) for name in self.names}) for record in moved]
+        return [(record.step, record.mixture) for record in self.records if isinstance(record, Started | Updated)]
 
 
 @dataclass
@@ -202,7 +194,7 @@ _PUBLISHED = {
 
 def _place(label: str) -> int:
     order = ["uniform", "temperature", "proportional", "UniMax", "planned", "given", "proportional to", "cooldown",
-             "reverse", "constant", "shuffled", "Online", "DoGE", "MultiDDS moving", "MultiDDS,", "MultiDDS",
+             "reverse", "shuffled", "MultiDDS moving", "MultiDDS,", "MultiDDS",
              "MultiDDS-S", "learned"]  # fmt: skip
     return max((i for i, start in enumerate(order) if label.startswith(start)), default=len(order))
 

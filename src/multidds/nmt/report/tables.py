@@ -334,7 +334,7 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
 
 def main_method(setting: Setting) -> str | None:
     """The learned mixture that a report is about: the default's where there is one, else MultiDDS-S."""
-    for method in ("anchored", "multidds-s", "multidds", "moving-average", "constant"):
+    for method in ("anchored", "multidds-s", "multidds", "moving-average"):
         if (label := setting.learned_with(method)) is not None:
             return label
     learned = [label for label in setting.labels if setting.of(label)[0].learned]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multidds import Alignment, Anchored, Balancer, Exp3, Exponentiated, Mixture, Scorer, Update, rewards
+from multidds import Anchored, Balancer, Mixture, Scorer, Update, rewards
 
 from ..batches.batch import Batch
 from ..batches.probe_batches import MixedSentences, probe_batches, sentence_losses, sentences_of
@@ -16,11 +16,7 @@ from ..common.errors import UserError
 from ..common.processes import Processes
 from ..config.config import Config, MixtureSettings
 from ..runs.records import AlignmentFacts, Updated
-from .dev_objectives import OBJECTIVES
 from .length import UPDATES, in_parts, part_budget, probe_shape
-from .start_mixture import constant_rewards
-
-Reward = Callable[[Alignment, Tensor], Tensor]
 
 
 def make_balancer(
@@ -41,13 +37,14 @@ def make_balancer(
         return None
     batches, tokens = probe_shape(settings)
     pace: dict[str, Any] = {"every": settings.every, "total_batches": batches, "sketch": settings.sketch or None}
-    reward, size = _rewards(settings.method), 0
+    default = settings.method in ("anchored", "shuffled")
+    reward, size = "multidds-s" if default else settings.method, 0
     if in_parts(config):
         pace = {
             "steps": UPDATES * settings.every,
             "budget": part_budget(settings, config.train.tokens / Processes().size),
         }
-        if settings.method in ("anchored", "shuffled"):  # by slopes
+        if default:  # by slopes
             reward, size, tokens = None, sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
             pace["losses"] = sentence_losses(config)
 
@@ -62,7 +59,6 @@ def make_balancer(
             train={name: source(train[other]) for name, other in _probed(config).items()},
             dev={name: source(data) for name, data in dev.items()},
             **pace,
-            dev_loss=None if settings.objective == "loss" else OBJECTIVES[settings.objective],
             reward=reward,
             priority=priority,
             scorer=_rule(settings),
@@ -83,20 +79,9 @@ def _probed(config: Config) -> dict[str, str]:
     return {names[i]: names[j] for i, j in zip(order, [*order[1:], order[0]], strict=True)}  # nobody its own
 
 
-def _rewards(method: str) -> str | Reward | None:
-    others: dict[str, Reward] = {
-        "constant": constant_rewards, "doge": rewards.inner_products, "odm": rewards.training_losses,
-    }  # fmt: skip
-    return "multidds-s" if method in ("anchored", "shuffled") else others.get(method, method)
-
-
-def _rule(settings: MixtureSettings) -> Scorer | Anchored | Exponentiated | Exp3:
+def _rule(settings: MixtureSettings) -> Scorer | Anchored:
     if settings.method in ("anchored", "shuffled"):
         return Anchored(strength=settings.strength)
-    if settings.method == "doge":
-        return Exponentiated()
-    if settings.method == "odm":
-        return Exp3()
     optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     scorer = settings.scorer
     return Scorer(

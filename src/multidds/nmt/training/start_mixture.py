@@ -1,20 +1,19 @@
-"""The mixture that a training starts from, by its config; schedules that move it, and the control that only drifts."""
+"""The mixture at the start of a training, and schedules that move it without learning."""
 
 import math
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-
-from multidds import Alignment, Mixture, Schedule
+from multidds import Mixture, Schedule
 
 from ..batches.sentences import Sentences
 from ..config.config import Config
 from .length import planned_sentences, planned_steps
 
 
-def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Sentences]) -> Mixture:
+def prior_of(config: Config, data: Mapping[str, Sentences]) -> Mixture:
+    """The mixture of `[mixture] prior` for these training sets."""
     settings = config.mixture
+    sizes = {name: len(sentences) for name, sentences in data.items()}
     if settings.prior == "explicit":
         total = math.fsum(settings.probabilities.values())
         return Mixture({name: settings.probabilities[name] / total for name in sizes})
@@ -33,7 +32,7 @@ def prior_of(config: Config, sizes: Mapping[str, int], data: Mapping[str, Senten
 
 
 def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Schedule | None:
-    """What moves the mixture without learning; None where nothing does."""
+    """The schedule of `[mixture] schedule`; None if there is none."""
     kind = config.mixture.schedule
     if kind == "none":
         return None
@@ -45,8 +44,3 @@ def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture)
         "reverse-cooldown": [(0.0, proportional), (0.5, proportional), (0.5, five)],
     }
     return Schedule(mixture, points[kind], steps=max(1, round(planned_steps(config, data))))
-
-
-def constant_rewards(alignment: Alignment, weights: Tensor) -> Tensor:
-    """The control: what of a gain is only the drift from the prior towards uniform?"""
-    return torch.ones(len(alignment.train_names))

@@ -1,7 +1,7 @@
-"""The training loop, read top to bottom; saving and resuming.
+"""The training loop, read top to bottom.
 
-A run is one folder: config.json, records.jsonl, checkpoints/, best.safetensors, tensorboard/. One process writes it.
-Several processes share every step: each takes its part of the same sentences, and decides what all decide.
+A run is one folder: config.json, records.jsonl, checkpoints/, best.safetensors, tensorboard/. Rank 0 writes it. The
+ranks divide the batches of every step, and all take the same decisions.
 """
 
 import contextlib
@@ -26,41 +26,37 @@ from ..model.averaged_weights import AveragedWeights
 from ..model.device import compiler_errors, device_of
 from ..model.freed_memory import keep_freed_memory
 from ..model.transformer import make_model
-from ..noisy_pairs.highest_losses import HighestLosses
-from ..noisy_pairs.noisy_pairs import Examples, make_examples
+from ..noisy_pairs.noisy_pairs import NoisyPairs
 from ..prepare import Prepared
 from ..runs import checkpoints
 from ..runs.record_files import check_free
-from ..runs.records import AnyRecord, DataChanged, Started, Stepped, Validated
-from ..runs.run_folder import check_beside, check_run_folder, data_of, open_run
+from ..runs.records import AnyRecord, Started, Stepped, Validated
+from ..runs.run_folder import check_beside, check_run_folder, open_run
 from .balancing import make_balancer, record_of
-from .checkpoint_state import load, renew, saved
+from .checkpoint_state import load, saved
 from .length import learning_rate, planned_steps, within_budget
-from .progress import Display, Progress, stop_signals
-from .running_loss import RecentLosses
+from .progress import Display, Progress, RecentLosses, stop_signals
 from .start_mixture import prior_of, schedule_of
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
 
-def train(config: Config, folder: Path, show: Display, changed_data: bool = False) -> Progress:
-    """Train, or go on training, the run in `folder`. changed_data: although its data have changed."""
+def train(config: Config, folder: Path, show: Display, kind: "type[Training] | None" = None) -> Progress:
+    """Trains the run in `folder`, from its newest checkpoint if there is one.
+
+    kind: a subclass of Training, for experiments with other steps.
+    """
     keep_freed_memory()
-    run = Training(config, folder, changed_data)
+    run = (kind or Training)(config, folder)
     at = run.progress
-    alone, others = run.processes.size == 1, run.processes.instead_of(run.before)
-    going_on = [f"going on after step {at.step}{others}"] if at.step and not at.finished else []
-    changes = [] if run.changed is None else [str(run.changed)]
-    for line in [*run.passed_over, *going_on, *changes]:
+    for line in run.first_lines():
         show.line(line)
-    with contextlib.closing(run), stop_signals(show, alone) as stop, compiler_errors():
+    with contextlib.closing(run), stop_signals(show, run.processes.size == 1) as stop, compiler_errors():
         at.lap("rest")
-        if run.changed is not None:  # the best model is that of these dev sets
-            run.validate(show)
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
             at.lap("data")
-            if isinstance(run.examples, Examples):
-                run.examples.look(at.step)
+            if run.noisy_pairs is not None:
+                run.noisy_pairs.update(at.step)
                 at.lap("updates")
             run.step(batches, tokens)
             at.step, at.sentences, at.tokens = at.step + 1, at.sentences + sentences, at.tokens + tokens
@@ -90,102 +86,122 @@ def train(config: Config, folder: Path, show: Display, changed_data: bool = Fals
 
 
 class Training:
-    """Everything that a training consists of, made from a config and, if there is one, the newest checkpoint."""
+    """The parts of a training, made from a config and from the newest checkpoint, if there is one."""
 
-    def __init__(self, config: Config, folder: Path, changed_data: bool = False) -> None:
-        self.folder = folder
-        self.processes = Processes()
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.folder, self.processes = folder, Processes()
         if self.processes.rank == 0:
             check_free(folder)
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.device = device_of(config, self.processes.size)
         prepared = Prepared(config)
-        self._vocabulary, self._fingerprint = prepared.vocabulary, prepared.fingerprint
-        check_run_folder(config, folder, prepared, changed_data)
+        self.vocabulary = prepared.vocabulary
+        check_run_folder(config, folder, prepared)
         found = checkpoints.newest(folder, self._check_beside)
         self.passed_over = [] if found is None else found.passed_over
 
         self.data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
-        resumed = read_run(folder)[0] if found is not None else None
-        self.config = config = within_budget(config, planned_steps(config, self.data), resumed)
         self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
         self.total = sum(len(sentences) for sentences in self.data.values())
+        steps = planned_steps(config, self.data)
+        self.config = config = within_budget(config, steps, None if found is None else read_run(folder)[0])
         seed_all(config.train.seed, [self.device])
-        self.model = make_model(config, prepared.vocabulary).to(self.device)
+        self.model = make_model(config, self.vocabulary).to(self.device)
         if config.train.compile:
             self.model.compile_layers()
         self.optimizer = self._optimizer()
-        self.mixture = prior_of(config, {name: len(sentences) for name, sentences in self.data.items()}, self.data)
-        self.schedule = schedule_of(config, self.data, self.mixture)
-        self.examples = make_examples(
-            config, self.model, self._token_losses, self.data, self.dev, self.mixture, prepared.vocabulary,
-            planned_steps(config, self.data), self.processes,
-        )  # fmt: skip
-        self.stream = self._stream(self.examples.chances if isinstance(self.examples, Examples) else None)
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
+        self.mixture = prior_of(config, self.data)
+        self.schedule = schedule_of(config, self.data, self.mixture)
+        self.noisy_pairs = self._noisy_pairs(steps) if config.examples.method == "dds" else None
+        self.stream = self.make_stream(None if self.noisy_pairs is None else self.noisy_pairs.chances)
         self.balancer = make_balancer(
             config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self.priority(epoch=0)
-        )  # fmt: skip
-        self.wrapped = self.processes.replicated(self.model, self._passed)
+        )
+        self.wrapped = self.processes.replicated(self.model, self._warm_up)
         self.progress = Progress()
-        self.before = self.processes.size  # processes of the training that goes on
         self.losses = RecentLosses(self.processes)
-        self._logged = (0, 0.0)  # tokens and seconds at the last line
-        self.changed: DataChanged | None = None  # where the checkpoint is of other data
+        self.resumed_from = self.processes.size  # processes of the training that is resumed
         offset = 0 if found is None else self._load(found.tensors, found.state)
-        self.processes.check_same({  # and nobody writes before all have read
-            "recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step,
-        })  # fmt: skip
+        self._logged = (self.progress.tokens, self._seconds_of_steps())  # at the last line
+        # The ranks agree before one of them writes.
+        self.processes.check_same(
+            {"recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step}
+        )
         writes = self.processes.rank == 0
         self.records = open_run(config, folder, prepared, offset, self.progress.step) if writes else None
-        first = Started(step=0, mixture=self.mixture.probabilities) if found is None else self.changed
-        if first is not None:
-            self._record(first)
+        if found is None:
+            self._record(Started(step=0, mixture=self.mixture.probabilities))
 
-    def _stream(self, chances: Chances | None) -> Stream:
-        """chances: of drawn sentence pairs to be trained on; None: all are."""
-        settings, processes = self.config.train, self.processes
+    def first_lines(self) -> list[str]:
+        """Messages about the checkpoint that the training goes on from, and about those that could not be used."""
+        if not self.progress.step or self.progress.finished:
+            return self.passed_over
+        return [
+            *self.passed_over,
+            f"going on after step {self.progress.step}{self.processes.instead_of(self.resumed_from)}",
+        ]
+
+    def make_stream(self, chances: Chances | None) -> Stream:
+        """chances: the probability of each drawn sentence pair to be trained on; None: all are."""
+        settings = self.config.train
         return Stream(
-            self.data, self.mixture, tokens=settings.tokens, accumulate=settings.accumulate, pool=settings.pool,
-            mixing=settings.mixing, seed=settings.seed, rank=processes.rank, world_size=processes.size,
+            self.data,
+            self.mixture,
+            tokens=settings.tokens,
+            accumulate=settings.accumulate,
+            pool=settings.pool,
+            mixing=settings.mixing,
+            seed=settings.seed,
+            rank=self.processes.rank,
+            world_size=self.processes.size,
             chances=chances,
-        )  # fmt: skip
+        )
+
+    def _noisy_pairs(self, steps: float) -> NoisyPairs:
+        return NoisyPairs(
+            self.config,
+            self.model,
+            self.token_losses,
+            self.data,
+            self.dev,
+            self.mixture,
+            self.vocabulary,
+            steps,
+            self.processes,
+        )
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        settings, fused = self.config.train, self.device.type in ("cpu", "cuda")
-        options: dict[str, Any] = {"betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
-        return torch.optim.Adam(self.model.parameters(), lr=settings.lr, eps=settings.eps, fused=fused, **options)
+        settings = self.config.train
+        return torch.optim.Adam(
+            self.model.parameters(),
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
 
-    def _passed(self, model: nn.Module) -> None:
-        """A forward and a backward pass that change nothing."""
+    def _warm_up(self, model: nn.Module) -> None:
+        """Runs a forward and a backward pass that change nothing."""
         with compiler_errors():
-            self._summed_loss(model, assemble([(next(iter(self.data.values())), 0)])).backward()  # type: ignore[no-untyped-call]
+            self.summed_loss(model, assemble([(next(iter(self.data.values())), 0)])).backward()  # type: ignore[no-untyped-call]
         self.optimizer.zero_grad()
 
     # ------------------------------------------------------------------------------------------ a step
 
     def step(self, batches: list[Batch], tokens: int) -> None:
-        """One optimizer step on the mean loss of all target tokens of all processes."""
-        settings = self.config.train
+        """Takes one optimizer step on the mean loss of all target tokens of all processes."""
+        settings, ranks = self.config.train, self.processes.size
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(settings.lr, settings.warmup, settings.warmup_from, self.progress.step + 1)
-        total = torch.zeros((), device=self.device)
-        among = self.processes.size
-        if among > 1:  # each has its own dropout, which resuming finds again
+        if ranks > 1:  # each has its own dropout, and a resumed training the same
             seed_all(derive(settings.seed, "step", self.progress.step, self.processes.rank), [self.device])
-        for i, batch in enumerate(batches):
-            last = i == len(batches) - 1
-            with contextlib.nullcontext() if last or among == 1 else self.wrapped.no_sync():  # type: ignore[operator]
-                loss, plain = self._step_loss(batch)
-                # DDP averages over processes what should be summed.
-                (loss * (among / tokens)).backward()  # type: ignore[no-untyped-call]
-            total += plain.detach()
-        if isinstance(self.examples, HighestLosses):
-            self.examples.settle(self.model.parameters(), tokens)
+        total = self.backward(batches, tokens)
         pairs = {name for batch in batches for name in batch.pairs}
-        if self.balancer is not None and settings.mixing == "batch" and len(pairs) == among == 1:
-            self.balancer.observe(pairs.pop())  # all of .grad is of one dataset; only moving averages listen
+        if self.balancer is not None and settings.mixing == "batch" and len(pairs) == ranks == 1:
+            self.balancer.observe(pairs.pop())  # all of .grad is of one dataset; moving averages use it
         length = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -193,49 +209,57 @@ class Training:
             self.averaged.update(self.progress.step + 1)
         self.losses.add(total + 0 * length, batches, tokens)  # not finite if either is not
 
-    def _step_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(what a step makes small, the loss without the weights of examples), summed over target tokens."""
-        if isinstance(self.examples, HighestLosses):
-            each = self._token_losses(self.wrapped, batch)
-            return self.examples.weighted(batch, each), each.sum()
-        loss = self._summed_loss(self.wrapped, batch)
-        return loss, loss
+    def backward(self, batches: list[Batch], tokens: int) -> Tensor:
+        """Computes the gradients of a step, and returns the summed loss of these batches. []
 
-    def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:  # [R]
-        with self._autocast():
-            losses: Tensor = model(batch.to(self.device), self.config.train.label_smoothing, True)
-            return losses
+        tokens: the number of target tokens of all processes.
+        """
+        total = torch.zeros((), device=self.device)
+        ranks = self.processes.size
+        for i, batch in enumerate(batches):
+            last = i == len(batches) - 1
+            with contextlib.nullcontext() if last or ranks == 1 else self.wrapped.no_sync():  # type: ignore[operator]
+                loss = self.summed_loss(self.wrapped, batch)
+                # DDP averages over processes what should be summed.
+                (loss * (ranks / tokens)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
 
-    def _summed_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def summed_loss(self, model: nn.Module, batch: Batch) -> Tensor:  # []
         with self._autocast():
             loss: Tensor = model(batch.to(self.device), self.config.train.label_smoothing)
             return loss
+
+    def token_losses(self, model: nn.Module, batch: Batch) -> Tensor:  # [R]
+        with self._autocast():
+            losses: Tensor = model(batch.to(self.device), self.config.train.label_smoothing, True)
+            return losses
 
     def _autocast(self) -> torch.autocast:
         bfloat16 = self.config.train.precision == "bfloat16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
 
     def watch(self, show: Display) -> None:
-        """Stop at a loss that is not finite, and log. On an accelerator only now and then: it would have to wait."""
-        at, every = self.progress, self.config.train.log_every
-        due = at.step % every == 0
-        if not (due or self.device.type == "cpu" or at.step % self.config.train.save_every == 0):
+        """Logs, and stops at a loss that is not finite. On an accelerator only now and then, since it has to wait."""
+        at, settings = self.progress, self.config.train
+        due = at.step % settings.log_every == 0
+        if not (due or self.device.type == "cpu" or at.step % settings.save_every == 0):
             return
         loss = self.losses.checked(at.step, self.folder)
         at.lap("steps")  # on an accelerator this waits for them
-        fraction = self.fraction()
-        show.progress(
-            fraction, {"step": at.step, "epoch": at.epoch, "loss": loss, "mixture": self.mixture.probabilities}
-        )
+        facts = {"step": at.step, "epoch": at.epoch, "loss": loss, "mixture": self.mixture.probabilities}
+        show.progress(self.fraction(), facts)
         if due:
-            before_tokens, before_seconds = self._logged
-            seconds = at.seconds["data"] + at.seconds["steps"]
-            speed = (at.tokens - before_tokens) / max(seconds - before_seconds, 1e-9)
-            self._logged = (at.tokens, seconds)
+            tokens, seconds = self._logged
+            self._logged = (at.tokens, self._seconds_of_steps())
+            speed = (at.tokens - tokens) / max(self._logged[1] - seconds, 1e-9)
             lr = self.optimizer.param_groups[0]["lr"]
             self._record(Stepped(step=at.step, loss=loss, lr=lr, tokens=at.tokens, tokens_per_second=speed))
-            show.progress(fraction, {"tokens/s": speed})
+            show.progress(self.fraction(), {"tokens/s": speed})
             show.log(f"step {at.step}  loss {loss:.3f}  {speed:,.0f} tokens/s")
+
+    def _seconds_of_steps(self) -> float:
+        return self.progress.seconds["data"] + self.progress.seconds["steps"]
 
     def check_losses(self) -> None:
         if self.losses:
@@ -244,7 +268,7 @@ class Training:
     # ------------------------------------------------------------------------------------------ the mixture
 
     def _probe_loss(self, model: nn.Module, parts: list[Batch]) -> Tensor:
-        total = sum((self._summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
+        total = sum((self.summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
         return total / sum(part.tokens for part in parts)
 
     def priority(self, epoch: int) -> str | dict[str, float]:
@@ -255,8 +279,10 @@ class Training:
         return self.config.train.pool if moving is None else moving.steps_until_update
 
     def balance(self) -> Update | None:
-        """One step of the balancer. The default looks where the steps of training average out, if there is such a
-        place: at single steps what all gradients have in common hides how they differ.
+        """Steps the balancer.
+
+        The default rule probes the averaged weights, if there are any: at the raw weights the component that all
+        gradients share hides their differences.
         """
         if self.balancer is None:
             return None
@@ -279,11 +305,11 @@ class Training:
         return bool(every) and self.progress.step % every == 0
 
     def at_averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """The model with its averaged weights, where there are any: what is evaluated and kept."""
+        """The model with its averaged weights, if there are any: they are evaluated and kept as the best."""
         return contextlib.nullcontext() if self.averaged is None else self.averaged.swapped()
 
     def validate(self, show: Display) -> None:
-        """Measure every dev set; keep the best model; let priorities follow the losses."""
+        """Measures every dev set, keeps the best model, and gives the dev losses to the balancer."""
         at, select = self.progress, self.config.train.select
         at.lap("rest")
         self.check_losses()
@@ -291,32 +317,43 @@ class Training:
             measured = self._measured()
             translated = self._translated() if select == "translation" else {}
             value = mean_of(translated["bleu"]) if translated else measured.value(select)
-            at.validated = at.step
             better = is_better(select, value, at.best)
             at.waited = 0 if better else at.waited + 1
             if better:
                 at.best, at.best_step = value, at.step
                 self._write_best()
-        losses = measured.dev_loss
         if self.balancer is not None:
-            if all(math.isfinite(loss) for loss in losses.values()):
-                self.balancer.dev_losses = losses
+            if all(math.isfinite(loss) for loss in measured.dev_loss.values()):
+                self.balancer.dev_losses = measured.dev_loss
             self.balancer.priority = self.priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
-        seconds = at.lap("validation")
-        perplexity = {name: math.exp(min(loss, 700.0)) for name, loss in losses.items()}
-        means = measured.means()
-        self._record(Validated(
-            step=at.step, epoch=at.epoch, **asdict(measured), **translated, perplexity=perplexity,
-            mean=means["dev_loss"], means=means, best=better, passes=self.stream.passes,
-            mixture=self.mixture.probabilities, sentences=at.sentences, tokens=at.tokens, finished=at.finished,
-            seconds=seconds, clock=dict(at.seconds),
-        ))  # fmt: skip
-        if self.examples is not None and self.records is not None:
-            self._record(self.examples.record(at.step))
+        self._record_validation(measured, translated, better)
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
-        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_loss']:.4f}{shown}{mark}")
+        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {mean_of(measured.dev_loss):.4f}{shown}{mark}")
+
+    def _record_validation(self, measured: Measured, translated: dict[str, Any], better: bool) -> None:
+        at, means = self.progress, measured.means()
+        record = Validated(
+            step=at.step,
+            epoch=at.epoch,
+            **asdict(measured),
+            **translated,
+            perplexity={name: math.exp(min(loss, 700.0)) for name, loss in measured.dev_loss.items()},
+            mean=means["dev_loss"],
+            means=means,
+            best=better,
+            passes=self.stream.passes,
+            mixture=self.mixture.probabilities,
+            sentences=at.sentences,
+            tokens=at.tokens,
+            finished=at.finished,
+            seconds=at.lap("validation"),
+            clock=dict(at.seconds),
+        )
+        self._record(record)
+        if self.noisy_pairs is not None and self.records is not None:
+            self._record(self.noisy_pairs.record(at.step))
 
     def _measured(self) -> Measured:
         self.model.eval()
@@ -331,7 +368,7 @@ class Training:
 
         weights, threads = self.model.state_dict(), torch.get_num_threads()
         scores, signature = dev_bleu(
-            self.config, weights, self._vocabulary, self.dev, self.folder, threads, self.processes
+            self.config, weights, self.vocabulary, self.dev, self.folder, threads, self.processes
         )
         return {"bleu": scores, "signature": signature}
 
@@ -357,31 +394,23 @@ class Training:
     def save(self) -> None:
         self.check_losses()
         if self.records is not None:
-            self._write_checkpoint(self.records.flushed())
-        self.processes.meet()  # nobody ends, or goes on, before it is written
-
-    def _write_checkpoint(self, records: int) -> None:
-        """records: their length in bytes."""
-        tensors, state = saved(self)
-        path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
-        beside = {"records": records, "processes": self.processes.size, "data": self._fingerprint}
-        checkpoints.write(path, tensors, {**state, **beside})
-        checkpoints.prune(self.folder, self.config.train.keep, self.progress.step)
+            tensors, state = saved(self)
+            path = self.folder / "checkpoints" / f"step-{self.progress.step:08}.safetensors"
+            beside = {"records": self.records.flushed(), "processes": self.processes.size}
+            checkpoints.write(path, tensors, {**state, **beside})
+            checkpoints.prune(self.folder, self.config.train.keep, self.progress.step)
+        self.processes.meet()  # no rank ends, or goes on, before it is written
 
     def _check_beside(self, state: dict[str, Any]) -> None:
-        check_beside(self.folder, int(state["records"]), Progress(**state["progress"]).step)
+        check_beside(self.folder, int(state["records"]), int(state["progress"]["step"]))
 
     def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
-        """Returns how far the records are to be kept."""
+        """Loads a checkpoint, and returns the length in bytes of the records that belong to it."""
         self.progress = Progress(**state["progress"])
-        changed = data_of(self.folder, state) != self._fingerprint
-        load(self, tensors, state, changed)
-        if changed:
-            self.changed = renew(self, state)
-        self._logged = (self.progress.tokens, self.progress.seconds["data"] + self.progress.seconds["steps"])
+        load(self, tensors, state)
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
-        self.before = int(state.get("processes", 1))
+        self.resumed_from = int(state["processes"])
         return int(state["records"])
 
     def _write_best(self) -> None:
