@@ -38,7 +38,8 @@ def make_balancer(
     batches, tokens = probe_shape(settings)
     pace: dict[str, Any] = {"every": settings.every, "total_batches": batches, "sketch": settings.sketch or None}
     default = settings.method in ("anchored", "shuffled")
-    reward, size = "multidds-s" if default else settings.method, 0
+    reward: str | None = "multidds-s" if default else settings.method
+    size = 0  # sentences of a probe batch that mixes language pairs
     if in_parts(config):
         pace = {
             "steps": UPDATES * settings.every,
