@@ -24,7 +24,8 @@ from torch.utils.data import Dataset
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
-from multidds import Balancer, Mixture, MixtureSampler, Scorer, interleave  # noqa: E402
+from multidds import Balancer, Mixture, MixtureSampler, interleave
+from multidds.rules import Scorer  # noqa: E402
 
 SIZES = {"a": 37, "b": 410, "c": 1501}
 MOVES = {3_000: {"a": 0.5, "b": 0.3, "c": 0.2}, 7_000: {"a": 0.1, "b": 0.1, "c": 0.8}}

@@ -27,7 +27,8 @@ import torch
 from many_texts import moments, text
 from torch import Tensor, nn
 
-from multidds import Anchored, Balancer, Mixture, MixtureSampler
+from multidds import Balancer, Mixture, MixtureSampler
+from multidds.rules import Anchored
 
 # ---------------------------------------------------------------------------------------------- quadratic losses
 

@@ -13,10 +13,11 @@ import torch
 from scaling import LENGTH, Transformer, loss
 from torch import Tensor, nn
 
-from multidds import Balancer, Mixture, Scorer, batches_of
+from multidds import Balancer, Mixture, batches_of
 from multidds.probes.probe_sources import ProbeSources
 from multidds.probes.prober import Prober
 from multidds.rewards.mixed_batches import MixedBatches
+from multidds.rules import Scorer
 
 
 def texts(count: int, size: int) -> list[Tensor]:

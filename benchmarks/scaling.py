@@ -20,10 +20,11 @@ import torch
 from peak_tensor_memory import PeakTensorMemory
 from torch import nn
 
-from multidds import Balancer, Mixture, Scorer
+from multidds import Balancer, Mixture
 from multidds.gradients.sketch import Sketcher
 from multidds.gradients.vectors import dot, norm
 from multidds.probes.prober import Prober
+from multidds.rules import Scorer
 
 LENGTH = 64
 

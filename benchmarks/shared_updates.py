@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multidds import Balancer, Mixture, Scorer
+from multidds import Balancer, Mixture
+from multidds.rules import Scorer
 
 DATASETS, DEV_SETS, BATCHES, WIDTH, LAYERS, EXAMPLES = 8, 8, 2, 384, 6, 256
 sent = 0  # bytes that this rank has handed to collectives

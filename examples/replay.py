@@ -17,7 +17,8 @@ from plain_loop import SIZES, WIDTH, accuracy, examples, loss
 from torch import nn
 from torch.utils.data import DataLoader
 
-from multidds import Balancer, Mixture, Replay, batches_of, interleave
+from multidds import Balancer, Mixture, batches_of, interleave
+from multidds.mixture import Replay
 
 DATA = {name: examples(name, size, seed=i) for i, (name, size) in enumerate(SIZES.items())}
 DEV = {"web": examples("web", 300, seed=10), "rare": examples("rare", 300, seed=11)}

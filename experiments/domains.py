@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import multidds
-from multidds import Balancer, Exp3, Exponentiated, Mixture, MixtureSampler, Replay, Scorer, batches_of, rewards
+from multidds import Balancer, Exp3, Exponentiated, Mixture, MixtureSampler, batches_of, rewards
+from multidds.mixture import Replay
+from multidds.rules import Scorer
 
 STEPS = {"under-trained": 800, "unwanted": 800, "data-limited": 800}  # 1.5, 1 and 10 passes over all data
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth

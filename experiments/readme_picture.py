@@ -14,7 +14,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from multidds import plot, save_history
+from multidds import plot
+from multidds.history import save_history
 
 ROOT = Path(__file__).parent.parent
 HISTORY = ROOT / "results" / "readme-mixture.jsonl"

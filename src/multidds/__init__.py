@@ -1,91 +1,80 @@
-"""Learn the mixture of many unequal datasets while one model trains on them (MultiDDS, Wang et al., ACL 2020).
+"""Learns the mixture of many unequal datasets while one model trains on them (MultiDDS, Wang et al., ACL 2020).
 
-The public names are resolved when they are first used: importing the package imports neither torch nor numpy.
+The packages, in the order of the story, and the types that flow through them:
+
+    Mixture      {dataset: probability}                        mixture/
+      Draws      position -> (dataset, its n-th example)       sampling/       what training sees
+    Prober       batches of a set -> ProbedGradient            probes/         leaves no trace
+      Alignment  [dev, train] inner products, norms, losses
+      Estimate   {dataset: reward, standard error}             rewards/
+      Rule       Evidence -> {dataset: probability}            rules/
+      Update     what changed and why                          history/
+    Balancer     does the last five every M steps              balancer/
+    ExampleScorer  the same idea for single examples           example_scorer/
+
+`gradients/` has their algebra and layout, `_base/` the ground floor; `integrations/` has the Hugging Face Trainer, TRL,
+sentence-transformers and Lightning; `nmt/` is the translation application.
+
+>>> from multidds import Mixture
+>>> mixture = Mixture.temperature({"az": 1, "tr": 9}, tau=2)
+>>> mixture["az"]
+0.25
+
+Public names are resolved when they are first used: importing the package imports neither torch nor numpy.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import rewards
-    from .balancer.balancer import Balancer
-    from .example_scorer.example_scorer import ExampleScorer, ExampleUpdate
-    from .history.history import save_history
-    from .history.plot import plot
-    from .history.update import Update
-    from .mixture.mixture import Mixture, Replay
-    from .mixture.schedule import Schedule
-    from .probes.alignment import Alignment
-    from .probes.prober import probe
-    from .rewards import priorities
-    from .rules.anchored import Anchored
-    from .rules.rivals import Exp3, Exponentiated
-    from .rules.scorer import Scorer
-    from .sampling.draws import Draws, Order
-    from .sampling.interleave import MixtureSampler, interleave
-    from .sampling.sources import batches_of
+    from .balancer import Balancer, Budget
+    from .example_scorer import ExampleScorer
+    from .history import Update, plot
+    from .mixture import Limits, Mixture
+    from .probes import Probes
+    from .sampling import MixtureSampler, batches_of, interleave
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "Alignment",
-    "Anchored",
     "Balancer",
-    "Draws",
+    "Budget",
     "ExampleScorer",
-    "ExampleUpdate",
-    "Exp3",
-    "Exponentiated",
+    "Limits",
     "Mixture",
     "MixtureSampler",
-    "Order",
-    "Replay",
-    "Schedule",
-    "Scorer",
+    "Probes",
     "Update",
     "batches_of",
     "interleave",
     "plot",
-    "priorities",
-    "probe",
-    "rewards",
-    "save_history",
 ]
 
 _HOMES = {
-    "Alignment": "probes.alignment",
-    "Anchored": "rules.anchored",
-    "Balancer": "balancer.balancer",
-    "Draws": "sampling.draws",
-    "ExampleScorer": "example_scorer.example_scorer",
-    "ExampleUpdate": "example_scorer.example_scorer",
-    "Exp3": "rules.rivals",
-    "Exponentiated": "rules.rivals",
-    "Mixture": "mixture.mixture",
-    "MixtureSampler": "sampling.interleave",
-    "Order": "sampling.draws",
-    "Replay": "mixture.mixture",
-    "Schedule": "mixture.schedule",
-    "Scorer": "rules.scorer",
-    "Update": "history.update",
-    "batches_of": "sampling.sources",
-    "interleave": "sampling.interleave",
-    "plot": "history.plot",
-    "probe": "probes.prober",
-    "save_history": "history.history",
-    "priorities": "rewards",
+    "Balancer": "balancer",
+    "Budget": "balancer",
+    "ExampleScorer": "example_scorer",
+    "Limits": "mixture",
+    "Mixture": "mixture",
+    "MixtureSampler": "sampling",
+    "Probes": "probes",
+    "Update": "history",
+    "batches_of": "sampling",
+    "interleave": "sampling",
+    "plot": "history",
 }
+_PACKAGES = {"history", "mixture", "probes", "rewards", "rules", "sampling"}  # public, for all other names
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name not in _HOMES:  # a public module
+    if name in _PACKAGES:
         return import_module(f".{name}", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__all__, *_PACKAGES])

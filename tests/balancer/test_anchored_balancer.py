@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from toys import batch, batches, loss, mlp
 
-from multidds import Anchored, Balancer, Mixture, Scorer
+from multidds import Balancer, Mixture
 from multidds.mixture.planned import planned
+from multidds.rules import Anchored, Scorer
 
 pytestmark = [
     pytest.mark.claim(

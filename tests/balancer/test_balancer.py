@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from toys import Everything, batch, batches, dataset, loss, mlp
 
-from multidds import Balancer, Mixture, Replay, Scorer, batches_of, interleave, rewards
+from multidds import Balancer, Mixture, batches_of, interleave, rewards
+from multidds.mixture import Replay
+from multidds.rules import Scorer
 
 NAMES = ("a", "b", "c")
 DEV = ("x", "y", "z")

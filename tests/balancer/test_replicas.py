@@ -11,8 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from toys import batch, dataset, loss
 
-from multidds import Anchored, Balancer, Mixture, MixtureSampler, Scorer, batches_of, interleave, probe
+from multidds import Balancer, Mixture, MixtureSampler, batches_of, interleave
 from multidds._base.ranks import place_among_ranks, ranks
+from multidds.probes import probe
+from multidds.rules import Anchored, Scorer
 
 pytestmark = [pytest.mark.claim("Several processes", "W replicas and shards equal one process")]
 

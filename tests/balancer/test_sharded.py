@@ -18,8 +18,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from toys import batch, dataset, loss
 
-from multidds import Anchored, Balancer, Mixture, Scorer, batches_of, probe
+from multidds import Balancer, Mixture, batches_of
+from multidds.probes import probe
 from multidds.probes.sweep import Direction
+from multidds.rules import Anchored, Scorer
 
 pytestmark = [pytest.mark.claim("Several processes", "W replicas and shards equal one process")]
 

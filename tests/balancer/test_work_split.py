@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from toys import batch, dataset, loss
 
-from multidds import Anchored, Balancer, Mixture, Scorer, batches_of
+from multidds import Balancer, Mixture, batches_of
 from multidds.gradients.work_split import digest, owners_of
+from multidds.rules import Anchored, Scorer
 
 pytestmark = [pytest.mark.claim("Several processes", "W replicas and shards equal one process")]
 

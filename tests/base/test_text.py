@@ -3,11 +3,12 @@
 import math
 
 import pytest
+from multidds.rules.drift import Drift, distance
 from toys import batches, loss, mlp
 
-from multidds import Anchored, Balancer, Exp3, Exponentiated, Mixture, Scorer, Update
+from multidds import Balancer, Exp3, Exponentiated, Mixture, Update
 from multidds._base.text import changes, percent, shares
-from multidds.rules.drift import Drift, distance
+from multidds.rules import Anchored, Scorer
 
 
 def update(mixture, before, **more):

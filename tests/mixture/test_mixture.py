@@ -6,7 +6,8 @@ from assertions import assert_resumes_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds import Mixture, Replay
+from multidds import Mixture
+from multidds.mixture import Replay
 
 pytestmark = [pytest.mark.claim("The method", "temperature, UniMax")]
 

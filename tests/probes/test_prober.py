@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from toys import Everything, batch, batches, dataset, loss, mlp
 
 import multidds._base.randomness as randomness
-from multidds import Balancer, Mixture, batches_of, probe, rewards
+from multidds import Balancer, Mixture, batches_of, rewards
 from multidds.gradients.vectors import dot
+from multidds.probes import probe
 
 NAMES = ("a", "b", "c")
 DEV = ("x", "y")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds import Alignment
+from multidds.probes import Alignment
 from multidds.rewards import formulas as rewards
 from multidds.rewards import priorities
 

@@ -13,10 +13,11 @@ from assertions import assert_order_invariant, assert_ranks_equal_one_process, a
 from torch import nn
 from toys import dataset, loss, mlp
 
-from multidds import Anchored, Balancer, Mixture, Scorer, batches_of
+from multidds import Balancer, Mixture, batches_of
 from multidds.balancer.pace import LEAST_SETS, WANTED, in_mixed_batches, in_parts
 from multidds.mixture.limits import within_groups
 from multidds.rewards.rotation import Rotation
+from multidds.rules import Anchored, Scorer
 
 NAMES = tuple(f"d{i:02}" for i in range(40))
 DEV = tuple(f"k{i:02}" for i in range(30))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import batches, loss, mlp
 
-from multidds import Balancer, Exp3, Exponentiated, Mixture, probe, rewards
+from multidds import Balancer, Exp3, Exponentiated, Mixture, rewards
+from multidds.probes import probe
 
 pytestmark = [pytest.mark.claim("The method", "DoGE and Online Data Mixing follow their formulas")]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import scorer_step, softmax
 
-from multidds import Scorer
+from multidds.rules import Scorer
 from multidds.rules.scorer import raised_to
 
 PRIORS = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8).map(lambda ws: [w / math.fsum(ws) for w in ws])

@@ -10,7 +10,8 @@ from odd_names import NAMES
 from safetensors.torch import load, save
 from toys import batches, loss, mlp
 
-from multidds import Balancer, Mixture, MixtureSampler, Scorer, interleave
+from multidds import Balancer, Mixture, MixtureSampler, interleave
+from multidds.rules import Scorer
 from multidds.sampling.mixed_dataset import MixedDataset
 
 names = st.lists(st.text(min_size=1), min_size=1, max_size=4, unique=True)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multidds import Draws, Mixture, Order
+from multidds import Mixture
 from multidds._base.randomness import derive, point, points
+from multidds.sampling import Draws, Order
 
 NAMES = ("a", "b", "c")
 SEEDS = st.integers(0, 2**40)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from toy_streams import Flow
 
-from multidds import Draws, Mixture, MixtureSampler
+from multidds import Mixture, MixtureSampler
+from multidds.sampling import Draws
 from multidds.sampling.mixed_dataset import AnyOrder, MixedDataset
 from multidds.sampling.shared_mixtures import SharedMixtures
 

@@ -197,7 +197,7 @@ def plot(folder: str) -> None:
 
 
 def report(folder: str) -> None:
-    from multidds import save_history
+    from multidds.history import save_history
 
     (home := Path(folder) / "folder").mkdir()
     save_history(balanced(folder)["balancer"], home)

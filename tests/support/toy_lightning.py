@@ -8,8 +8,9 @@ from torch import nn
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from toys import dataset
 
-from multidds import Mixture, Scorer
+from multidds import Mixture
 from multidds.integrations.lightning import BalanceCallback, mixed_loader
+from multidds.rules import Scorer
 
 QUIET = [
     # Lightning says these of any small run on this machine, whatever the loader and the callbacks are.

@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from multidds import Mixture, MixtureSampler, Scorer
+from multidds import Mixture, MixtureSampler
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
+from multidds.rules import Scorer
 
 gc.freeze()  # every training collects garbage: not through all that the imports have made
 

@@ -1,27 +1,44 @@
-"""How often a mixture is updated, how large its probes are and how many sets an update looks at, from the share of
-training that probes may take. Pure.
-"""
+"""The pace of updates: the steps between them and their probes, from the share of training that they may take."""
 
 import math
 from dataclasses import dataclass, replace
 
-WANTED = 50  # updates in a training, before probes grow beyond two batches
-USEFUL = 10  # fewer updates than this hardly learn anything
-MOST_BATCHES = 8
-LEAST_SETS = 32  # datasets and dev sets of an update that looks at a part of them
-LEAST_MIXED = 6  # batches of an update whose batches mix datasets
-LONGEST = 10_000  # steps between updates, beyond which a part is looked at where the length of training is not known
+USEFUL_UPDATES = 10  # fewer than this hardly learn anything
+_WANTED_UPDATES = 50  # in a training, before probes grow beyond two batches
+_MAX_BATCHES = 8  # probe batches of a set that a budget buys at most
+MIN_SETS = 32  # datasets and dev sets of an update that probes a part of them
+_MIN_MIXED = 6  # batches of an update whose batches mix datasets
+_MAX_STEPS = 10_000  # between updates; beyond, a part is probed if the length of training is not known
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The share of training that probes may take.
+
+    share: probe batches per training batch. Default 0.02: two per cent.
+
+    If it does not buy enough updates that probe everything, each probes a part of the datasets and dev sets, in
+    rotation, and the rewards of the others are kept (docs/many-datasets.md).
+    """
+
+    share: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 100:
+            raise ValueError(
+                f"Budget: share must be positive, probe batches per training batch, but it is {self.share}."
+            )
 
 
 @dataclass(frozen=True)
 class Pace:
-    """When updates come, and what they take."""
+    """The steps between updates, and the probes of an update."""
 
     every: int  # optimizer steps between updates
     batches: float  # probe batches per dataset and dev set, of a process
     passes: int  # probe batches of an update in all
-    updates: float  # in the planned training; infinity where its length is not known
-    part: tuple[int, int] | None = None  # datasets and dev sets that an update looks at; None: all
+    updates: float  # in the planned training; infinity if its length is not known
+    part: tuple[int, int] | None = None  # datasets and dev sets that an update probes; None: all
     mixed: tuple[int, int] | None = None  # batches that mix datasets, and dev sets; None: each batch is of one set
 
     @property
@@ -35,80 +52,103 @@ class Pace:
         return f"an update every {self.every:,} steps{many}, {self.passes} probe batches each ({self.share:.1%}){what}"
 
 
-def chosen(
-    looks: int, every: int | None, steps: int | None, budget: float, batches: float | None, least_batches: int
+def pace_of(
+    datasets: int,
+    dev_sets: int,
+    every: int | Budget,
+    steps: int | None,
+    batches: float | None,
+    *,
+    halves: bool,
+    ahead: bool,
+    needs_all: bool,
+    mixed: int | None,
 ) -> Pace:
-    """The pace of an explicit `every`, or else the one that the budget buys."""
-    if every is None:
-        return within_budget(looks, steps, budget, batches)
-    batches = least_batches if batches is None else batches
-    return Pace(every, batches, math.ceil(looks * batches), math.inf if steps is None else steps // every)
+    """Returns the pace of a training.
+
+    every: steps between updates, or the budget from which they follow. steps: of the whole training, if known.
+    batches: of each set, of a process; None: chosen. halves: whether probes are compared by halves. ahead: whether the
+    dev sets are probed for every dataset. needs_all: whether every update has to probe everything. mixed: examples of a
+    batch that mixes datasets, of all processes together; None: batches do not mix.
+    """
+    gradients = datasets * (1 + dev_sets) if ahead else datasets + dev_sets
+    least = 2 if halves else 1
+    if mixed is not None:
+        share = every.share if isinstance(every, Budget) else Budget().share
+        pace = _in_mixed_batches(datasets, dev_sets, steps, share, mixed)
+        return pace if isinstance(every, Budget) else _with_every(pace, every, steps)
+    if not isinstance(every, Budget):
+        batches = least if batches is None else batches
+        return Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
+    pace = _of_everything(gradients, steps, every.share, batches)
+    enough = pace.every <= _MAX_STEPS if steps is None else pace.updates >= USEFUL_UPDATES
+    if enough or needs_all or gradients <= MIN_SETS:
+        return pace
+    return _of_a_part(datasets, dev_sets, steps, every.share, least if batches is None else batches)
 
 
-def enough(pace: Pace, steps: int | None) -> bool:
-    """Whether updates that look at everything come often enough."""
-    return pace.every <= LONGEST if steps is None else pace.updates >= USEFUL
+def advice(pace: Pace, steps: int | None, every: int | Budget) -> str | None:
+    """Returns a sentence for a training with too few updates to learn from; None: it has enough."""
+    if steps is None or pace.updates >= USEFUL_UPDATES:
+        return None
+    last = " (after its last step, where it changes nothing)" if pace.updates == 1 and pace.every == steps else ""
+    found = f"{steps:,} steps have {pace.updates:.0f} update{'' if pace.updates == 1 else 's'}{last}"
+    enough = max(1, steps // (2 * USEFUL_UPDATES))
+    if not isinstance(every, Budget):
+        return f"{found} with every={pace.every}; set every={enough} for {steps // enough}"
+    share = pace.passes * USEFUL_UPDATES / steps
+    return f"{found} within {every}; {USEFUL_UPDATES} need every=Budget(share={share:.2g})"
 
 
-def in_parts(datasets: int, dev_sets: int, steps: int | None, budget: float, batches: float) -> Pace:
-    """The pace of updates that look at a part of so many datasets and dev sets, `batches` of each.
+def _of_everything(gradients: int, steps: int | None, share: float, batches: float | None) -> Pace:
+    """Returns the pace of updates that probe everything.
+
+    batches: None: two, so that halves can be compared, and more if the budget buys more than enough updates.
+    """
+    if batches is None:
+        affordable = 2 if steps is None else int(share * steps / (_WANTED_UPDATES * gradients))
+        batches = min(max(2, affordable), _MAX_BATCHES)
+    every = max(1, math.ceil(gradients * batches / share))
+    return Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
+
+
+def _of_a_part(datasets: int, dev_sets: int, steps: int | None, share: float, batches: float) -> Pace:
+    """Returns the pace of updates that probe a part, `batches` of each set.
 
     As many sets as make 50 updates of the training, but not fewer than 32; at most half of them dev sets, unless there
     are no more datasets.
     """
-    sets = max(LEAST_SETS, int(_wished(steps, budget) / batches))
+    sets = max(MIN_SETS, int(_batches_per_update(steps, share) / batches))
     train = min(datasets, sets - min(dev_sets, sets // 2))
     dev = min(dev_sets, sets - train)
-    return _of_part(math.ceil((train + dev) * batches), steps, budget, batches, (train, dev))
+    return _within(share, math.ceil((train + dev) * batches), steps, batches, (train, dev))
 
 
-def in_mixed_batches(datasets: int, dev_sets: int, steps: int | None, budget: float, size: int) -> Pace:
-    """The pace of updates whose batches of so many examples mix datasets: a third is spent on dev sets, by gradients,
-    the rest on datasets, by two forward passes, which count as one forward and backward. Every dataset that is looked
-    at has at least two examples.
+def _in_mixed_batches(datasets: int, dev_sets: int, steps: int | None, share: float, size: int) -> Pace:
+    """Returns the pace of updates whose batches of `size` examples mix datasets.
+
+    A third is spent on dev sets, by gradients, the rest on datasets, by two forward passes, which count as one forward
+    and backward. Every dataset that is probed has at least two examples.
     """
-    passes = max(LEAST_MIXED, int(_wished(steps, budget)))
+    passes = max(_MIN_MIXED, int(_batches_per_update(steps, share)))
     dev = max(1, passes // 3)
     train = passes - dev
     part = (min(datasets, max(1, train * size // 2)), min(dev_sets, dev * size))
-    pace = _of_part(passes, steps, budget, 1, part)
-    return replace(pace, mixed=(train, dev))
+    return replace(_within(share, passes, steps, 1, part), mixed=(train, dev))
 
 
-def _wished(steps: int | None, budget: float) -> float:
-    """Probe batches of an update."""
-    return budget * LONGEST / USEFUL if steps is None else budget * steps / WANTED
+def _batches_per_update(steps: int | None, share: float) -> float:
+    return share * _MAX_STEPS / USEFUL_UPDATES if steps is None else share * steps / _WANTED_UPDATES
 
 
-def _of_part(passes: int, steps: int | None, budget: float, batches: float, part: tuple[int, int]) -> Pace:
-    every = max(1, math.ceil(passes / budget))
-    return Pace(every, batches, passes, math.inf if steps is None else steps // every, part)
+def _within(share: float, passes: int, steps: int | None, batches: float, part: tuple[int, int]) -> Pace:
+    every = max(1, math.ceil(passes / share))
+    return Pace(every, batches, passes, _updates(steps, every), part)
 
 
-def advice(pace: Pace, steps: int | None, budget: float | None) -> str | None:
-    """What to say to somebody whose training has too few updates to learn anything from; None: it has enough.
-
-    budget: None where `every` was given.
-    """
-    if steps is None or pace.updates >= USEFUL:
-        return None
-    last = " (after its last step, where it changes nothing)" if pace.updates == 1 and pace.every == steps else ""
-    found = f"{steps:,} steps have {pace.updates:.0f} update{'' if pace.updates == 1 else 's'}{last}"
-    enough = max(1, steps // (2 * USEFUL))
-    if budget is None:
-        return f"{found} with every={pace.every}; set every={enough} for {steps // enough}"
-    return f"{found} within budget={budget:g}; {USEFUL} need budget={pace.passes * USEFUL / steps:.2g}"
+def _with_every(pace: Pace, every: int, steps: int | None) -> Pace:
+    return replace(pace, every=every, updates=_updates(steps, every))
 
 
-def within_budget(looks: int, steps: int | None, budget: float, batches: float | None = None) -> Pace:
-    """The pace that a budget buys.
-
-    looks: gradients of an update, n + K. steps: optimizer steps of the whole training, where they are known.
-    budget: probe batches per training batch. batches: per dataset and dev set; None: two, so that halves can be
-    compared, and more where the budget buys more than enough updates.
-    """
-    if batches is None:
-        affordable = 2 if steps is None else int(budget * steps / (WANTED * looks))
-        batches = min(max(2, affordable), MOST_BATCHES)
-    every = max(1, math.ceil(looks * batches / budget))
-    return Pace(every, batches, math.ceil(looks * batches), math.inf if steps is None else steps // every)
+def _updates(steps: int | None, every: int) -> float:
+    return math.inf if steps is None else steps // every

@@ -1,1 +1,5 @@
 """To be said."""
+
+from .example_scorer import ExampleScorer, ExampleUpdate
+
+__all__ = ["ExampleScorer", "ExampleUpdate"]

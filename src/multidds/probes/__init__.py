@@ -1,14 +1,20 @@
-"""Gradients of datasets and dev sets, taken without leaving a trace.
+"""Gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state.
 
-`Probes` are the settings that `Balancer` and `ExampleScorer` share:
+`probe` takes all of them and returns the table of inner products; `Probes` are the settings that `Balancer` and
+`ExampleScorer` share:
 
->>> from multidds.probes import Probes
->>> Probes(batches=2, count="in all").in_all(processes=4)
-2
->>> Probes(batches=2).in_all(processes=4)
-8
+>>> import torch
+>>> from multidds.probes import probe
+>>> model = torch.nn.Linear(2, 1, bias=False)
+>>> def loss(model, batch):
+...     return model(batch).sum()
+>>> table = probe(model, loss, {"a": [torch.eye(2)[:1]]}, {"dev": [torch.eye(2)[:1]], "other": [torch.eye(2)[1:]]})
+>>> table.cosines().tolist()
+[[1.0], [0.0]]
 """
 
+from .alignment import Alignment
+from .probe import probe
 from .settings import Probes
 
-__all__ = ["Probes"]
+__all__ = ["Alignment", "Probes", "probe"]

@@ -10,7 +10,8 @@ from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient, dot, wide
 from ..gradients.work_split import WorkSplit
 from .alignment import Alignment
-from .sweep import Losses, ProbedGradient
+from .collectors import Losses
+from .sweep import ProbedGradient
 
 
 class Table:
@@ -57,16 +58,16 @@ class Table:
         if self._step_ahead:
             self._devs = {}
 
-    def join(self, role: str, sharing: WorkSplit) -> None:
+    def join(self, role: str, split: WorkSplit) -> None:
         if role == "train":
-            self._train_norms = sharing.joined(self._train_norms)
+            self._train_norms = split.joined(self._train_norms)
         if self._step_ahead:
-            self._dev_train, self._dev_dev = sharing.joined(self._dev_train), sharing.joined(self._dev_dev)
+            self._dev_train, self._dev_dev = split.joined(self._dev_train), split.joined(self._dev_dev)
             return
         assert self._sketcher is not None  # whole gradients are not sent
         blank = self._sketcher.new(wide(self._params[0].dtype))
         kept = self._devs if role == "dev" else self._trains
-        kept |= sharing.sketches(role, kept, blank)
+        kept |= split.sketches(role, kept, blank)
 
     def alignment(self, losses: Losses, names: Sequence[str]) -> Alignment:
         """names: the training datasets, in the order that the table shall have."""
@@ -158,9 +159,9 @@ class Halves:
         for table, half in zip(self._tables, self._split(), strict=True):
             table.add_train(probed.name, half)
 
-    def join(self, role: str, sharing: WorkSplit) -> None:
+    def join(self, role: str, split: WorkSplit) -> None:
         for table in self._tables:
-            table.join(role, sharing)
+            table.join(role, split)
 
     def _split(self) -> list[Tensor]:
         """The mean gradients of both halves."""

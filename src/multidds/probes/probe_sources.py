@@ -1,31 +1,37 @@
-"""The sources of all probe batches of a balancer, and which of their batches each rank draws."""
+"""The sources of probe batches by role and name, and the batches of each that a rank draws."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from .._base.checks import by_name as named
-from .._base.checks import check_names, check_state, is_state
+from .._base.checks import check_names
 from .._base.randomness import derive, preserved, seed_all
-from ..sampling.sources import open_source, refuse_sharing
+from .._base.state import check_keys
+from ..sampling.sources import Source, open_source, refuse_sharing
 
 
 class ProbeSources:
-    """The sources of all probe batches of a balancer: {role: {name: source}}, and which of them a replica takes."""
+    """The sources of all probe batches.
 
-    def __init__(self, owner: str, given: Mapping[str, Mapping[str, Any]], seed: int, hint: str = "") -> None:
-        """owner: opens the error messages; hint: ends those about other names in a state."""
-        self._hint = hint
+    owner: opens the error messages. given: {role: {name: source}}. seed: for everything random in them.
+    """
+
+    def __init__(self, owner: str, given: Mapping[str, Mapping[str, Any]], seed: int) -> None:
         refuse_sharing(owner, [source for by_name in given.values() for source in by_name.values()])
-        self._owner, self._seed, self._given = owner, seed, {role: dict(by_name) for role, by_name in given.items()}
-        self._opened = {
-            role: {name: open_source(owner, role, name, source, seed) for name, source in by_name.items()}
+        self._owner = owner
+        self._seed = seed
+        self._given = {role: dict(by_name) for role, by_name in given.items()}
+        self._opened = self._open(seed)
+
+    def _open(self, seed: int) -> dict[str, dict[str, Source]]:
+        return {
+            role: {name: open_source(self._owner, role, name, source, seed) for name, source in by_name.items()}
             for role, by_name in self._given.items()
         }
 
     def batches(self, role: str, name: str, update: int, numbers: range, total: int) -> Iterator[tuple[int, Any]]:
-        """(number, batch) of those of `total` batches that this rank takes; together the ranks take what one would."""
+        """Yields (number, batch) of those of `total` batches that this rank takes."""
         source = self._opened[role][name]
         for j in range(total):
             if j in numbers:
@@ -34,7 +40,7 @@ class ProbeSources:
                 source.skip()
 
     def mixing(self, role: str) -> tuple[int, Callable[[list[Any]], Any]]:
-        """(examples of a batch, what makes a batch of examples) for batches that mix the sets of a role."""
+        """Returns (examples of a batch, collate function) for batches that mix the sets of a role."""
         first = None
         for name, source in self._given[role].items():
             if not all(hasattr(source, word) for word in ("examples", "batch_size", "collate_fn")):
@@ -52,7 +58,7 @@ class ProbeSources:
         return first.batch_size, first.collate_fn
 
     def examples(self, role: str, counts: Mapping[str, int], update: int) -> list[tuple[str, Any]]:
-        """(name, example), so many of each set: first one of each, by name, then the second ones, and so on."""
+        """Draws (name, example), `counts` of each set: first one of each, by name, then the second ones, and so on."""
         drawn: dict[str, list[Any]] = {}
         with preserved():
             for name, count in counts.items():
@@ -63,20 +69,12 @@ class ProbeSources:
         most = max(counts.values())
         return [(name, drawn[name][i]) for i in range(most) for name in order if i < len(drawn[name])]
 
+    def names(self, role: str) -> tuple[str, ...]:
+        return tuple(self._given[role])
+
     def splittable(self, role: str) -> set[str]:
-        """The sets of a role whose batches are the same on all ranks: their sources are made by `batches_of`."""
+        """Returns the sets of a role that draw the same batches on every rank: those made by `batches_of`."""
         return {name for name, source in self._given[role].items() if getattr(source, "splittable", False)}
-
-    def example(self, role: str, name: str) -> Any:
-        """Something that two ranks have alike if they draw the same batches from this source, and hardly otherwise.
-
-        None where that cannot be known: a source that keeps its own place or is cut into shards may differ later.
-        """
-        return self._opened[role][name].example()
-
-    def trial(self, role: str, name: str) -> Any:
-        """A batch to try something on; nothing moves."""
-        return self._opened[role][name].trial()
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         return {
@@ -84,27 +82,12 @@ class ProbeSources:
             for role, by_name in self._opened.items()
         }
 
-    def fits(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state is of sources of the same names."""
-        found = {role: state.get(role) for role in self._opened}
-        return all(isinstance(s, Mapping) and s.keys() == self._opened[role].keys() for role, s in found.items())
-
-    def carried(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """A state for these sources, some of which may be new and begin; others may have been left out."""
-        return {
-            role: {name: state[role][name] if name in state[role] else s.state_dict() for name, s in by_name.items()}
-            for role, by_name in self._opened.items()
-        }
-
-    def check_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        for role, by_name in self._opened.items():
-            check_state(self._owner, state, **{role: named(is_state)})
-            check_names(f"{self._owner}: state", by_name, state[role], self._hint)
-
-    def loaded(self, state: Mapping[str, Mapping[str, Any]], seed: int) -> "ProbeSources":
-        """The same sources at the places of a state; this object stays as it was where they do not fit."""
-        twin = ProbeSources(self._owner, self._given, seed, self._hint)
-        for role, by_name in twin._opened.items():
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]], seed: int) -> None:
+        """Continues at the places of a state, under its seed."""
+        check_keys(self._owner, state, *self._given)
+        opened = self._open(seed)
+        for role, by_name in opened.items():
+            check_names(f"{self._owner}: state", by_name, state[role])
             for name, source in by_name.items():
                 source.load_state_dict(state[role][name])
-        return twin
+        self._seed, self._opened = seed, opened

@@ -1,25 +1,16 @@
-"""Gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state.
+"""Single gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state."""
 
-`Prober` takes single gradients; `probe` takes all of them and returns the table. In which order they are taken is
-`sweep`'s, what to probe when, and what to do with a reward, the balancer's.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from .._base.checks import check_step_ahead
 from .._base.randomness import derive, preserved, seed_all
 from .._base.ranks import Ranks
-from ..gradients.parallel_models import Listener, layout_of, parameters_of, resharded, set_aside, unwrapped
+from ..gradients.parallel_models import layout_of, parameters_of, resharded, set_aside, unwrapped
 from ..gradients.vectors import Gradient, added, wide
-from .alignment import Alignment
-from .alignment_table import Table, sketcher_of
-from .sweep import Losses, Taken, sweep
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of all replicas
@@ -50,7 +41,7 @@ class Prober:
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
-        """Take the trainable parameters, or those of them that were chosen, as they are now."""
+        """Takes the present trainable parameters, or those of them that were chosen."""
         trainable, chosen = self._trainable(), self._chosen
         if chosen is not None:
             if chosen - set(parameters_of(self.model).values()):
@@ -87,17 +78,18 @@ class Prober:
         return sum(self.layout.local(p).numel() * wide(p.dtype).itemsize for p in self.params)
 
     @property
-    def knows_the_parameters(self) -> bool:
-        """False where some were replaced or unfrozen since its construction."""
+    def parameters_changed(self) -> bool:
+        """Whether parameters were replaced or unfrozen since the construction or the last refresh."""
         replaced = set(self.params) - set(parameters_of(self.model).values())
-        return not replaced and (self._chosen is not None or not set(self._trainable()) - set(self.params))
+        unfrozen = set() if self._chosen is not None else set(self._trainable()) - set(self.params)
+        return bool(replaced or unfrozen)
 
     @contextmanager
     def invisible(self) -> Iterator[None]:
         """Around all probes of an update: gradients, buffers, flags and random states are afterwards what they were."""
         with set_aside(self.model):
             self._refuse_hooks()
-            if not self.knows_the_parameters:
+            if self.parameters_changed:
                 raise ValueError(
                     f"{self._owner}: parameters were replaced or unfrozen since its construction; make a new one."
                 )
@@ -193,14 +185,6 @@ class Prober:
                     losses.append(self._checked_loss(key, batch, self._loss))
         _set_flags(flags)
         return self._mean(losses, total / self.replicas.size)
-
-    def talks(self, role: str, name: str, batch: Any) -> bool:
-        """Whether the loss of a batch needs other processes than this one. One forward pass."""
-        key = (role, name, 0)
-        listener = Listener()
-        with self._seeded(key, 0), listener:
-            self._checked_loss(key, batch, self._dev_loss if role == "dev" else self._loss)
-        return listener.heard
 
     def combine(self, sketches: Iterable[Tensor]) -> None:
         """Make sketches of what this rank has found of a gradient those of the whole mean gradient, in place."""
@@ -304,65 +288,6 @@ class Prober:
                 if buffer is not None and value is not None and not _overlaps(buffer):
                     buffer.data.copy_(value)
                 module._buffers[name] = buffer
-
-
-def probe(
-    model: nn.Module,
-    loss: Loss,
-    train_batches: Mapping[str, Sequence[Any]],
-    dev_batches: Mapping[str, Sequence[Any]],
-    step_ahead: float | None = None,
-    sketch: int | str | None = None,
-    *,
-    mode: str = "train",
-    params: Iterable[Tensor] | None = None,
-    seed: int = 0,
-) -> Alignment:
-    """The whole table of inner products between datasets and dev sets, at the current parameters.
-
-    model, loss: loss(model, batch) is the mean loss of a batch, a scalar tensor.
-    train_batches, dev_batches: {name: [batch, ...]}; a gradient is that of the mean loss over the batches of a name.
-    step_ahead: a step size, for dev gradients one step of gradient descent ahead on each dataset; None: no step.
-    sketch: None: exact, with K + 1 gradients in memory; or a number of buckets (2**16: cosines to 0.004).
-    mode: "train" or "eval": whether dropout and similar layers are active.
-    params: the parameters whose gradients count; by default all trainable ones.
-    seed: for everything random in the passes.
-
-    It costs n + K forward and backward passes per batch (n + n * K with step-ahead) and leaves no trace in the model.
-    Under torch.distributed every rank brings the same number of batches, and gradients are averaged over ranks. A model
-    sharded by fully_shard (FSDP2) stays sharded: every rank holds its shards of the gradients.
-    """
-    check_step_ahead("probe", step_ahead)
-    prober = Prober(model, loss, params, mode, seed, owner="probe")
-    if step_ahead is not None:
-        prober.refuse_narrow_steps()
-    _check_batches({"train": train_batches, "dev": dev_batches}, prober.replicas)
-    table = Table(prober.params, prober.names, prober.layout, sketcher_of(sketch), step_ahead is not None)
-    losses = Losses(looks=1 if step_ahead is None else len(train_batches))
-
-    def taken(role: str, sets: Mapping[str, Sequence[Any]]) -> dict[str, Taken]:
-        totals = {name: len(batches) * prober.replicas.size for name, batches in sets.items()}
-        numbered = {name: list(zip(prober.numbers(totals[name]), sets[name], strict=True)) for name in sets}
-        return {name: partial(prober.gradient, (role, name, 0), numbered[name], totals[name]) for name in sets}
-
-    with prober.invisible():
-        ahead = None if step_ahead is None else partial(prober.moved, step=step_ahead)
-        dev, train = taken("dev", dev_batches), taken("train", train_batches)
-        sweep(dev, train, [losses, table], layout=prober.layout, ahead=ahead)
-    return table.alignment(losses, list(train_batches))
-
-
-def _check_batches(given: Mapping[str, Mapping[str, Sequence[Any]]], replicas: Ranks) -> None:
-    with replicas.raise_on_all_ranks():
-        for role, sets in given.items():
-            if not sets:
-                raise ValueError(f"probe: {role}_batches is empty.")
-            for name, batches in sets.items():
-                if not isinstance(batches, Sequence) or not batches:
-                    raise ValueError(f"probe: {role} {name!r} must be a list with at least one batch.")
-    counts = [(role, name, len(batches)) for role, sets in given.items() for name, batches in sets.items()]
-    if any(other != counts for other in replicas.gathered(counts)):
-        raise ValueError("probe: the ranks have different names, or other numbers of batches.")
 
 
 def _flags(model: nn.Module) -> list[tuple[nn.Module, bool]]:

@@ -1,6 +1,34 @@
-"""To be said."""
+"""From probes to one reward per dataset, with its standard error.
+
+A reward is an object that carries its settings, such as `StabilizedCosine()`, the default and the reward of MultiDDS-S.
+The formulas are pure functions of the table that `multidds.probes.probe` returns:
+
+>>> import torch
+>>> from multidds import rewards
+>>> from multidds.probes import Alignment
+>>> table = Alignment(
+...     train_names=("a", "b"), dev_names=("dev",), train_norms=torch.tensor([1.0, 2.0]),
+...     dev_train=torch.tensor([[0.5, 0.0]]), dev_dev=torch.tensor([[1.0]]), train_losses={}, dev_losses={},
+... )
+>>> rewards.multidds_s(table, torch.tensor([1.0])).tolist()
+[0.5, 0.0]
+"""
 
 from . import priorities
-from .formulas import Reward, inner_products, multidds, multidds_s, redraw_noise, training_losses
+from .formulas import Formula, inner_products, multidds, multidds_s, training_losses
+from .kinds import Cosine, FromTable, MeanSlope, MovingAverage, Reward, StabilizedCosine
 
-__all__ = ["Reward", "inner_products", "multidds", "multidds_s", "priorities", "redraw_noise", "training_losses"]
+__all__ = [
+    "Cosine",
+    "Formula",
+    "FromTable",
+    "MeanSlope",
+    "MovingAverage",
+    "Reward",
+    "StabilizedCosine",
+    "inner_products",
+    "multidds",
+    "multidds_s",
+    "priorities",
+    "training_losses",
+]

@@ -1,15 +1,16 @@
-"""How much each dev set counts at a given moment: the priority, and the losses that it may rank the dev sets by.
+"""The weights of the dev sets now: the priority, and the losses by which it may rank them.
 
-The losses are those of the last full validation, where the caller has given them, and else of a pass that the owner
-makes. `priorities` has the arithmetic; which gradients the weights then multiply is the owner's.
+The losses are those of the last full validation, if the caller has given them, or else of a pass that the owner makes.
+`priorities` has the arithmetic.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .._base.checks import by_name, check_names, check_state, is_number
+from .._base.checks import check_names
 from .._base.ranks import Ranks
+from .._base.state import check_keys
 from . import priorities
 
 
@@ -32,7 +33,7 @@ class DevWeights:
 
     @property
     def losses(self) -> dict[str, float] | None:
-        """Of the last full validation, by which priorities rank; None: by a pass over the dev sets."""
+        """The losses of the last full validation, by which priorities rank; None: those of a pass over the dev sets."""
         return self._losses
 
     @losses.setter
@@ -49,13 +50,13 @@ class DevWeights:
         return priorities.needs_losses(self._priority) and self._losses is None
 
     def ranking(self, measured: Callable[[str], float]) -> dict[str, float]:
-        """The losses to rank by. measured: name -> loss of a pass over a dev set, where one is needed."""
+        """Returns the losses to rank by. measured: name -> loss of a pass over a dev set, if one is needed."""
         if not self.ranks_by_probe:
             return self._losses or dict.fromkeys(self.names, 0.0)
         return {name: measured(name) for name in self.names}
 
     def weights(self, ranking: Mapping[str, float], replicas: Ranks) -> dict[str, float]:
-        """The same bits on every rank; where a loss is not finite, and nothing will be learned, equal ones."""
+        """Returns the weights, the same bits on every rank; equal ones if a loss is not finite."""
         finite = all(map(math.isfinite, ranking.values()))
         with replicas.raise_on_all_ranks():
             weights = priorities.weights_of(self._priority if finite else "regular", ranking)
@@ -63,7 +64,7 @@ class DevWeights:
         return {name: weights[name] for name in self.names}
 
     def agreed(self) -> dict[str, Any]:
-        """{what: value} that must be the same on every rank."""
+        """Returns {what: value} that must be equal on all ranks."""
         return {
             "dev sets, or another order of them": self.names,
             "priorities": "a function" if callable(self._priority) else self._priority,
@@ -73,32 +74,12 @@ class DevWeights:
     def state_dict(self) -> dict[str, Any]:
         return {"priority": None if callable(self._priority) else self._priority, "dev_losses": self._losses}
 
-    def carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What a state says of other dev sets, as far as it holds for these: weights of dev sets that have changed are
-        those given at construction, and a new one has no loss of a validation yet.
-        """
-        priority, losses = state["priority"], state["dev_losses"]
-        if isinstance(priority, Mapping) and not set(priority) <= set(self.names):
-            priority = self.state_dict()["priority"]
-        if losses is not None:
-            known = all(name in losses for name in self.names)
-            losses = {name: losses[name] for name in self.names} if known else None
-        return {"priority": priority, "dev_losses": losses}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that `load_state_dict` could not go on from."""
-        check_state(
-            self._owner, state, dev_losses=lambda value: value is None or by_name(is_number)(value),
-            priority=lambda value: value is None or isinstance(value, str) or by_name(is_number)(value),
-        )  # fmt: skip
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_keys(self._owner, state, "priority", "dev_losses")
         if state["priority"] is None and not callable(self._priority):
             raise ValueError(f"{self._owner}: the priority of the state was a function; give it at construction again.")
         if state["priority"] is not None:
             priorities.check(state["priority"], self.names)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Where the state does not fit, an error, and nothing has changed."""
-        self.check_state(state)
         self.losses = state["dev_losses"]
         if state["priority"] is not None:
             self.priority = state["priority"]

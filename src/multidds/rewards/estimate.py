@@ -1,98 +1,67 @@
-"""From what a round of probes has collected to rewards: of one dataset each, with their noise, the same on every rank.
+"""One round of probes as values: the sets that it probed, and what it found."""
 
-`estimating` takes the gradients, `sweep` and `table` collect; here is what is then made of it.
-"""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
-from .._base.ranks import Ranks
 from ..probes.alignment import Alignment
-from ..probes.alignment_table import Halves, Table
-from ..probes.sweep import Direction, Losses, NonFinite
-from .formulas import Reward, multidds, multidds_s, redraw_noise
+from ..probes.prober import Numbered
 
-# {name: does v sum the dev gradients themselves, or their directions?}
-STABILIZED = {"multidds": False, "multidds-s": True, "moving-average": False}
-_OF_TABLE: dict[str, Reward] = {"multidds": multidds, "multidds-s": multidds_s}
+
+@dataclass(frozen=True)
+class Round:
+    """The sets of one round of probes.
+
+    number: rounds before this one.
+    datasets: the datasets that are probed.
+    weights: {dev set: weight} of all dev sets, summing to 1.
+    dev_sets: {dev set: weight} of those that are probed; of a part, divided by their inclusion probabilities, so that
+        on average over a rotation they count as the priority says.
+    ranking: {dev set: loss} by which the priority ranked the dev sets.
+    dev_batches: {dev set: batches}, if they were drawn ahead; dev sets that are missing are drawn when they are probed.
+    """
+
+    number: int
+    datasets: tuple[str, ...]
+    weights: dict[str, float]
+    dev_sets: dict[str, float]
+    ranking: Mapping[str, float]
+    dev_batches: Mapping[str, list[Numbered]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one round of probes found."""
+    """The findings of one round of probes.
+
+    rewards: {dataset: reward} of the datasets that were probed.
+    errors: {dataset: standard error of its reward}; empty if errors were not estimated.
+    dev_losses, train_losses: {name: loss of the probe}.
+    weights: {dev set: weight} of all dev sets.
+    alignment: the table, if it was asked for.
+    cosine_errors: [dev, train] standard errors of the cosines of the table, if halves were compared.
+    trouble: the reason why the mixture must not move; None: there is none.
+    notes: sentences for a reader of the update.
+    degrees: degrees of freedom of each standard error; two halves have one.
+    """
 
     rewards: dict[str, float]
-    noise: dict[str, float]  # standard errors of the rewards; empty where they were not estimated
+    errors: dict[str, float]
     dev_losses: dict[str, float]
     train_losses: dict[str, float]
-    weights: dict[str, float]  # of the dev sets
-    alignment: Alignment | None
-    trouble: str | None  # why the mixture must not move
-    notes: tuple[str, ...]
-    degrees: float = 1.0  # of freedom that each standard error has: two halves have one
+    weights: dict[str, float]
+    trouble: str | None = None
+    notes: tuple[str, ...] = ()
+    degrees: float = 1.0
+    alignment: Alignment | None = None
+    cosine_errors: list[list[float]] | None = field(default=None, repr=False)
 
-
-@dataclass(frozen=True)
-class Swept:
-    """What the collectors of one update have seen."""
-
-    losses: Losses
-    findings: NonFinite
-    direction: Direction | None
-    table: Table | None
-    halves: Halves | None
-
-
-def estimate_of(
-    swept: Swept,
-    reward: str | Reward,
-    names: Sequence[str],
-    weights: Mapping[str, float],
-    counting: Mapping[str, float],
-    replicas: Ranks,
-) -> Estimate:
-    """names: the datasets that were looked at. weights: of all dev sets; counting: of those that were looked at."""
-    losses, findings, direction = swept.losses, swept.findings, swept.direction
-    alignment = None if swept.table is None else swept.table.alignment(losses, names)
-    with replicas.raise_on_all_ranks():
-        found = direction.rewards if direction is not None else _custom(reward, names, alignment, weights)
-        rewards: dict[str, float] = {name: found[name] for name in names}
-    rewards = replicas.gathered(rewards)[0]
-    findings.check("reward", "dataset", rewards)
-    noise: dict[str, float] = {}
-    if swept.halves is not None:
-        first, second = swept.halves.alignments(losses, names)
-        noise = replicas.gathered(_noise(reward, first, second, counting))[0]
-    notes = [f"{what} is zero: its cosine counts as 0" for what in findings.zero]
-    if direction is not None and direction.cancelled:
-        notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
-    return Estimate(
-        rewards, noise, losses.of_dev, losses.of_train, dict(weights), alignment, findings.trouble(), tuple(notes)
-    )
-
-
-def _noise(reward: str | Reward, first: Alignment, second: Alignment, weights: Mapping[str, float]) -> dict[str, float]:
-    by = reward if callable(reward) else _OF_TABLE[reward]
-    # A table may have dev sets of weight 0; without one they were not probed.
-    given = torch.tensor([weights[name] for name in first.dev_names], dtype=torch.float64, device="cpu")
-    return dict(zip(first.train_names, redraw_noise(by(first, given), by(second, given)).tolist(), strict=True))
-
-
-def _custom(
-    reward: str | Reward, names: Sequence[str], alignment: Alignment | None, weights: Mapping[str, float]
-) -> dict[str, float]:
-    assert callable(reward)
-    assert alignment is not None
-    given = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
-    values = reward(alignment, given)
-    if not isinstance(values, Tensor):
-        raise TypeError(f"Balancer: the reward function must return a tensor, got {type(values).__name__}.")
-    if values.shape != (len(names),):
-        raise ValueError(
-            f"Balancer: the reward function must return one number for each of the {len(names)} datasets, "
-            f"but the shape is {tuple(values.shape)}."
-        )
-    return dict(zip(names, values.tolist(), strict=True))
+    def relevance(self) -> dict[str, dict[str, tuple[float, float]]] | None:
+        """Returns {dev set: {dataset: (cosine, standard error or NaN)}}; None without a table."""
+        table = self.alignment
+        if table is None:
+            return None
+        cosines = table.cosines().tolist()
+        errors = self.cosine_errors or [[float("nan")] * len(table.train_names)] * len(table.dev_names)
+        return {
+            dev: dict(zip(table.train_names, zip(cosines[k], errors[k], strict=True), strict=True))
+            for k, dev in enumerate(table.dev_names)
+        }

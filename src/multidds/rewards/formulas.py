@@ -1,7 +1,7 @@
-"""How much each dataset helps now: rewards as pure functions of an `Alignment`.
+"""Formulas of rewards: pure functions of an `Alignment`.
 
-A reward takes (alignment, weights) and returns a tensor [train]; `weights` [dev] are the priorities of
-the dev sets, summing to 1 (None: equal). Section 3 (R) and section 4 (R', "stabilized") of the paper.
+A formula takes (alignment, weights) and returns a tensor [train]; `weights` [dev] are those of the dev sets, summing to
+1 (None: equal). Section 3 (R) and section 4 (R', "stabilized") of the paper.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..probes.alignment import Alignment, divide_or_zero
 
-Reward = Callable[[Alignment, Tensor], Tensor]
+Formula = Callable[[Alignment, Tensor], Tensor]
 
 
 def multidds(alignment: Alignment, weights: Tensor | None = None) -> Tensor:

@@ -1,103 +1,113 @@
-"""Rewards of many datasets from batches that mix them: what is paid for are examples, not datasets.
+"""Rewards of many datasets from batches that mix them: the cost is in examples, not in datasets.
 
 The losses of single examples are weighted for the gradient v of the dev loss, a few examples of many dev sets at a
-time, and moved along it for the slopes of the training examples: two forward passes, and no gradient of any dataset
-(`slopes`). The reward of a dataset is the mean slope of its examples, <t_i, v> / |v|: an inner product where the
-rewards of the paper are cosines, because nothing here knows |t_i|. v is averaged over updates (`averages`).
+time, and the parameters are moved along it for the slopes of the training examples: two forward passes, and no gradient
+of any dataset (`probes.example_slopes`). The reward of a dataset is the mean slope of its examples, <t_i, v> / |v|: an
+inner product, while the rewards of the paper are cosines, because |t_i| is not measured. v is averaged over updates.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._base.state import check_keys
 from ..gradients.averages import MeanDirection
 from ..gradients.vectors import Gradient, added
-from ..probes.example_slopes import ExampleLosses, NumberedSlopes, one_per_example, slopes_of, step_size
+from ..probes.example_slopes import (
+    ExampleLosses,
+    NumberedSlopes,
+    one_per_example,
+    refuse_narrow,
+    slopes_of,
+    step_size,
+)
 from ..probes.probe_sources import ProbeSources
-from ..probes.prober import Prober
+from ..probes.prober import Numbered, Prober
+from .dev_weights import DevWeights
+from .estimate import Estimate, Round
 
 _OWNER = "Balancer"
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """What one update has found."""
-
-    rewards: dict[str, float]
-    noise: dict[str, float]  # standard errors of the rewards
-    degrees: float  # of freedom that each of them has
-    dev_losses: dict[str, float]
-    train_losses: dict[str, float]
-    trouble: str | None
-    notes: tuple[str, ...]
-
-
 class MixedBatches:
-    """Mixed probes of one model. train, dev: batches of an update, over all replicas."""
+    """A measurement: mean slopes of the examples of each dataset, in batches that mix datasets.
+
+    losses: (model, batch) -> tensor [B], the losses of single examples.
+    train, dev: batches of a round that mix datasets, and that mix dev sets; per rank.
+    by_set: whether dev sets are not mixed, because their loss is another than the losses of examples.
+    """
 
     def __init__(
-        self,
-        prober: Prober,
-        losses: ExampleLosses,
-        sources: ProbeSources,
-        train: int,
-        dev: int,
-        by_set: Callable[[str], tuple[Gradient, float]] | None,
+        self, prober: Prober, losses: ExampleLosses, sources: ProbeSources, train: int, dev: int, by_set: bool
     ) -> None:
-        """by_set: name -> the gradient and the loss of a dev set, where dev sets want something else than the losses of
-        examples small; None: dev sets are mixed, too.
-        """
-        self._prober, self._losses = prober, losses
-        self._batches, self._by_set = {"train": train, "dev": dev}, by_set
-        self.refresh_parameters()
+        refuse_narrow(_OWNER, prober)
+        self._prober = prober
+        self._losses = losses
+        self._sources = sources
+        self._per_rank = {"train": train, "dev": dev}
+        self._by_set = by_set
         self._mixing = {role: sources.mixing(role) for role in (("train",) if by_set else ("train", "dev"))}
         # With two examples or more in each, no batch is empty. Ranks that hold shards make their passes together.
         if prober.layout.sharded and any(size < 2 for size, _ in self._mixing.values()):
             raise ValueError(f"{_OWNER}: a sharded model needs probe batches of at least two examples; see batches_of.")
+        self.begin()
+        self.refresh_parameters()
+
+    def begin(self) -> int:
+        size = self._prober.replicas.size
+        self._batches = {role: batches * size for role, batches in self._per_rank.items()}
+        return self._batches["train"]
 
     def refresh_parameters(self) -> None:
         prober = self._prober
-        self.direction = MeanDirection(dict(zip(prober.names, prober.params, strict=True)), prober.layout)
+        self._direction = MeanDirection(dict(zip(prober.names, prober.params, strict=True)), prober.layout)
 
-    def estimate(
-        self, sources: ProbeSources, datasets: tuple[str, ...], dev: Mapping[str, float], update: int
-    ) -> Mixed:
-        """The rewards of these datasets for the dev sets. dev: {name: weight}, which need not sum to 1. Inside
-        `invisible`.
-        """
-        self._sources = sources
-        vector, dev_losses = self._wanted(dev, update)
+    def observe(self, name: str) -> None:
+        """Does nothing: there are no moving averages of datasets."""
+
+    def dev_batches(self, number: int, dev: DevWeights) -> dict[str, list[Numbered]]:
+        return {}
+
+    def dev_loss(self, number: int, drawn: Mapping[str, list[Numbered]], name: str) -> float:
+        total = self._prober.replicas.size
+        return self._prober.loss(("dev", name, number), self._batches_of_set(name, number, total), total)
+
+    def _batches_of_set(self, name: str, number: int, total: int) -> Any:
+        return self._sources.batches("dev", name, number, self._prober.numbers(total), total)
+
+    def measure(self, round_: Round) -> Estimate:
+        """Measures the mean slope of every dataset of the round. Inside `invisible`."""
+        vector, dev_losses = self._dev_gradient(round_)
         steepness = self._prober.layout.norm(vector)
-        dev_loss = math.fsum(weight * dev_losses[name] for name, weight in dev.items())
+        dev_loss = math.fsum(weight * dev_losses[name] for name, weight in round_.dev_sets.items())
         trouble = _not_finite("loss", "dev set", dev_losses)
         if trouble is None and not math.isfinite(steepness):
             trouble = "the gradient of the dev sets is not finite"
         if trouble is not None:
-            blank = dict.fromkeys(datasets, 0.0)
-            return Mixed(blank, {}, 0.0, dev_losses, {}, trouble, ())
-        mean = self.direction.with_vector(vector)
+            zero = dict.fromkeys(round_.datasets, 0.0)
+            return Estimate(zero, {}, dev_losses, {}, round_.weights, trouble, degrees=0.0)
+        mean = self._direction.with_vector(vector)
         length = self._prober.layout.norm(mean)
         step = step_size(self._prober, steepness, dev_loss, None) if steepness else 1.0
-        found = self._slopes(datasets, [*mean], length if steepness else 0.0, step, update)
-        rewards = {name: slopes.mean().item() for name, (slopes, _) in found.items()}
-        losses = {name: each.mean().item() for name, (_, each) in found.items()}
+        slopes_by_name = self._slopes(round_, [*mean], length if steepness else 0.0, step)
+        rewards = {name: slopes.mean().item() for name, (slopes, _) in slopes_by_name.items()}
+        losses = {name: each.mean().item() for name, (_, each) in slopes_by_name.items()}
         trouble = _not_finite("loss", "dataset", losses) or _not_finite("reward", "dataset", rewards)
-        count = min(len(slopes) for slopes, _ in found.values())
-        noise = {}
+        count = min(len(slopes) for slopes, _ in slopes_by_name.values())
+        errors = {}
         if count > 1:
-            noise = {name: (slopes.std() / math.sqrt(len(slopes))).item() for name, (slopes, _) in found.items()}
+            errors = {name: (s.std() / math.sqrt(len(s))).item() for name, (s, _) in slopes_by_name.items()}
         notes = () if steepness else ("the gradients of the dev sets sum to zero: rewards count as 0",)
         if trouble is None and steepness:
-            self.direction.keep(mean)
-        return Mixed(rewards, noise, count - 1.0, dev_losses, losses, trouble, notes)
+            self._direction.keep(mean)
+        return Estimate(rewards, errors, dev_losses, losses, round_.weights, trouble, notes, degrees=count - 1.0)
 
     def _drawn(self, role: str, names: tuple[str, ...], update: int) -> list[tuple[int, Any, list[str]]]:
-        """(number, batch, the set of each of its examples) of the batches of this replica."""
+        """Returns (number, batch, the set of each of its examples) of the batches of this rank."""
         size, collate = self._mixing[role]
         total = self._batches[role]
         each = max(1, total * size // len(names))
@@ -110,12 +120,15 @@ class MixedBatches:
                 drawn.append((j, collate([example for _, example in part]), [name for name, _ in part]))
         return drawn
 
-    def _wanted(self, dev: Mapping[str, float], update: int) -> tuple[Gradient, dict[str, float]]:
-        """(the gradient of the weighted dev loss, the loss of each dev set)"""
-        if self._by_set is not None:
+    def _dev_gradient(self, round_: Round) -> tuple[Gradient, dict[str, float]]:
+        """Returns the gradient of the weighted dev loss, and the loss of each dev set."""
+        dev, update = round_.dev_sets, round_.number
+        if self._by_set:
             vector, losses = None, {}
+            total = self._prober.replicas.size
             for name, weight in dev.items():
-                gradient, losses[name] = self._by_set(name)
+                batches = self._batches_of_set(name, update, total)
+                gradient, losses[name] = self._prober.gradient(("dev", name, update), batches, total)
                 vector = added(vector, gradient, weight)
             assert vector is not None
             return vector, losses
@@ -139,10 +152,9 @@ class MixedBatches:
             sums[name] += loss / each
         return vector, sums
 
-    def _slopes(
-        self, names: tuple[str, ...], vector: Gradient, length: float, step: float, update: int
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """{dataset: (slopes, losses) of its examples}, the same on every rank."""
+    def _slopes(self, round_: Round, vector: Gradient, length: float, step: float) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns {dataset: (slopes, losses) of its examples}, the same on every rank."""
+        names, update = round_.datasets, round_.number
         prober = self._prober
         with prober.replicas.raise_on_all_ranks():
             drawn = self._drawn("train", names, update)
@@ -155,12 +167,26 @@ class MixedBatches:
             for (_, _, each), (_, slopes, losses) in zip(drawn, mine, strict=True)
             for name, slope, loss in zip(each, slopes.tolist(), losses.tolist(), strict=True)
         ]
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        pairs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for part in prober.replicas.gathered(rows):
             for name, slope, loss in part:
-                found[name].append((slope, loss))
-        tensors = {name: torch.tensor(pairs, dtype=torch.float64) for name, pairs in found.items()}
+                pairs_by_name[name].append((slope, loss))
+        tensors = {name: torch.tensor(pairs, dtype=torch.float64) for name, pairs in pairs_by_name.items()}
         return {name: (pairs[:, 0], pairs[:, 1]) for name, pairs in tensors.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"direction": self._direction.updates}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._direction.tensors()
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        check_keys(_OWNER, state, "direction")
+        before = self._direction
+        self.refresh_parameters()
+        direction, self._direction = self._direction, before
+        direction.load_state_dict(state["direction"], tensors)
+        self._direction = direction
 
 
 def _checked(losses: ExampleLosses, sizes: Mapping[int, int], j: int, model: Any, batch: Any) -> Tensor:

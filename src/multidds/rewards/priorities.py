@@ -1,7 +1,6 @@
-"""How much each dev set counts: from dev losses to weights that sum to 1. Section 5.4 of the paper.
+"""Priorities: pure functions from dev losses to weights of the dev sets that sum to 1. Section 5.4 of the paper.
 
-Pure functions {dev name: loss} -> {dev name: weight}. `low` serves the dev sets that do worst, `high`
-those that do best; perplexity grows with the loss, so losses rank them.
+`low` serves the dev sets that do worst, `high` those that do best; perplexity grows with the loss, so losses rank them.
 """
 
 import math
@@ -12,17 +11,17 @@ Priority: TypeAlias = str | Mapping[str, float] | Callable[[dict[str, float]], M
 
 
 def regular(dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """The same weight for every dev set of dev_losses, {dev set: loss}, whatever its loss."""
+    """Gives every dev set of dev_losses, {dev set: loss}, the same weight."""
     return dict.fromkeys(dev_losses, 1.0 / len(dev_losses))
 
 
 def low(dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """Equal weights on the half (rounded up) of the dev sets with the highest of dev_losses; ties by name."""
+    """Gives equal weights to the half (rounded up) of the dev sets with the highest dev_losses; ties by name."""
     return _on_half(sorted(dev_losses, key=lambda name: (-dev_losses[name], name)))
 
 
 def high(dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """Equal weights on the half (rounded up) of the dev sets with the lowest of dev_losses; ties by name."""
+    """Gives equal weights to the half (rounded up) of the dev sets with the lowest dev_losses; ties by name."""
     return _on_half(sorted(dev_losses, key=lambda name: (dev_losses[name], name)))
 
 
@@ -30,7 +29,7 @@ NAMED = {"regular": regular, "low": low, "high": high}
 
 
 def check(priority: Priority, names: Iterable[str]) -> None:
-    """Refuse a priority that can be refused before any loss is known; names: the dev sets."""
+    """Refuses a priority that can be refused before any loss is there; names: the dev sets."""
     if isinstance(priority, str):
         if priority not in NAMED:
             raise ValueError(
@@ -43,12 +42,12 @@ def check(priority: Priority, names: Iterable[str]) -> None:
 
 
 def needs_losses(priority: Priority) -> bool:
-    """Whether the weights under this priority depend on dev losses."""
+    """Returns whether the weights under this priority depend on dev losses."""
     return callable(priority) or priority in ("low", "high")
 
 
 def weights_of(priority: Priority, dev_losses: Mapping[str, float]) -> dict[str, float]:
-    """The weight of every dev set under a priority: a name, a dict or a function; dev_losses: {dev set: loss}."""
+    """Returns the weight of every dev set under a priority: a name, a dict or a function of dev_losses."""
     if isinstance(priority, str):
         return NAMED[priority](dev_losses)
     given = priority if isinstance(priority, Mapping) else priority(dict(dev_losses))

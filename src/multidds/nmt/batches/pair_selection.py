@@ -8,8 +8,8 @@ are told what was left out of them, since chances have moved on.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from multidds import Order
 from multidds._base.randomness import derive, point
+from multidds.sampling import Order
 
 from .sentences import Sentences
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from multidds import Draws, Mixture, Order
+from multidds import Mixture
+from multidds.sampling import Draws, Order
 
 from ..common.errors import UserError
 from .batch import Batch, assemble, cut

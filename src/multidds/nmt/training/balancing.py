@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multidds import Anchored, Balancer, Mixture, Scorer, Update, rewards
+from multidds import Balancer, Budget, Mixture, Probes, Update, rewards
+from multidds.rewards import Cosine, MeanSlope, MovingAverage, Reward, StabilizedCosine
+from multidds.rules import Anchored, Scorer
 
 from ..batches.batch import Batch
 from ..batches.probe_batches import MixedSentences, probe_batches, sentence_losses, sentences_of
@@ -36,18 +38,17 @@ def make_balancer(
     if settings.method == "static":
         return None
     batches, tokens = probe_shape(settings)
-    pace: dict[str, Any] = {"every": settings.every, "total_batches": batches, "sketch": settings.sketch or None}
-    default = settings.method in ("anchored", "shuffled")
-    reward: str | None = "multidds-s" if default else settings.method
+    probes = Probes(batches=batches, count="in all")
+    pace: dict[str, Any] = {"every": settings.every}
+    reward = _reward(settings)
     size = 0  # sentences of a probe batch that mixes language pairs
     if in_parts(config):
-        pace = {
-            "steps": UPDATES * settings.every,
-            "budget": part_budget(settings, config.train.tokens / Processes().size),
-        }
-        if default:  # by slopes
-            reward, size, tokens = None, sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
-            pace["losses"] = sentence_losses(config)
+        probes = Probes()
+        budget = Budget(share=part_budget(settings, config.train.tokens / Processes().size))
+        pace = {"steps": UPDATES * settings.every, "every": budget}
+        if settings.method in ("anchored", "shuffled"):
+            reward = MeanSlope(sentence_losses(config))
+            size, tokens = sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
 
     def source(data: Sentences) -> Any:
         return MixedSentences(data, tokens, size) if size else probe_batches(data, tokens)
@@ -61,10 +62,9 @@ def make_balancer(
             dev={name: source(data) for name, data in dev.items()},
             **pace,
             reward=reward,
+            rule=_rule(settings),
             priority=priority,
-            scorer=_rule(settings),
-            step_ahead=settings.step_ahead or None,
-            decay=settings.decay,
+            probes=probes,
             seed=config.train.seed,
         )
     except ValueError as error:
@@ -78,6 +78,13 @@ def _probed(config: Config) -> dict[str, str]:
         return {name: name for name in names}
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(config.train.seed)).tolist()
     return {names[i]: names[j] for i, j in zip(order, [*order[1:], order[0]], strict=True)}  # nobody its own
+
+
+def _reward(settings: MixtureSettings) -> Reward:
+    options: dict[str, Any] = {"ahead": settings.step_ahead or None, "table": settings.sketch or None}
+    if settings.method == "moving-average":
+        return MovingAverage(decay=settings.decay, **options)
+    return Cosine(**options) if settings.method == "multidds" else StabilizedCosine(**options)
 
 
 def _rule(settings: MixtureSettings) -> Scorer | Anchored:

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from multidds import Mixture, Schedule
+from multidds import Mixture
+from multidds.mixture import Schedule
 
 from ..batches.sentences import Sentences
 from ..config.config import Config
