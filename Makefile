@@ -11,8 +11,10 @@ else
 DEMO := demo
 CORPUS := data/catalogues
 endif
+# make nightly: all parts in turn, each at most two hours on two cores.
+PART ?= results site faults launchers extras install
 
-.PHONY: demo test test-fast check docs extras wheel release-check bench clean
+.PHONY: demo test test-fast nightly check docs wheel release-check bench clean
 
 demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
@@ -21,11 +23,11 @@ demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one 
 	@echo "Translate a line of your own, from any of the languages in the table:"
 	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/anchored/seed-1 --from tur"
 
-test: $(READY)  ## set up, then run all tests
-	$(BIN)/pytest -n auto --dist loadfile
+test: $(READY)  ## set up, then run all tests but those of `make nightly`
+	$(BIN)/pytest -n auto --dist loadfile --durations 20
 
 test-fast: $(READY)  ## the tests that take no more than a few seconds each
-	$(BIN)/pytest -n auto --dist loadfile -m "not slow"
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow and not nightly"
 
 check: $(READY)  ## formatting, lint and types; any finding is an error
 	$(BIN)/ruff format --check .
@@ -36,8 +38,10 @@ docs: $(READY)  ## guides and API reference, searchable, as HTML in build/docs; 
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "Open build/docs/index.html"
 
-extras: $(READY)  ## each extra in a fresh environment, where the snippet of its page runs; slow, not part of CI
-	$(BIN)/python tests/extras.py $(EXTRAS)
+nightly: $(addprefix nightly-,$(PART))  ## what takes long, or checks results; make nightly PART=faults: one part
+
+nightly-%: $(READY)
+	$(BIN)/pytest -n auto --dist loadfile --durations 10 -m "nightly(part='$*')"
 
 wheel: $(READY)  ## build a wheel; run an example in an environment with torch and numpy alone
 	rm -rf dist build/bare

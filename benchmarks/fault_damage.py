@@ -163,7 +163,7 @@ def used(world: World, damaged: Damaged, rng: random.Random) -> tuple[str, Ended
     if damaged.folder.name == "corpus":
         shutil.copytree(world.root / "shelf", damaged.folder / "wheels", ignore=shutil.ignore_patterns("*.toml"))
     changed = Command(name, lambda place: arguments, command.begin, command.result)
-    ended = call(changed.body(place), world.root, limit=60.0 + command.seconds)
+    ended = call(changed.body(place), world.root)
     result: Any = None
     if ended.code == 0:
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -20,7 +20,6 @@ from typing import Any
 
 RANKS = 2
 MARK = "fault-world: "
-NOTICED = 30.0  # seconds, by which the death of a rank must have ended the others
 
 
 @dataclass(frozen=True)

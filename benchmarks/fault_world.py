@@ -24,7 +24,7 @@ from typing import Any
 from fault_ranks import Death, launch_ranks, newest_whole
 
 HERE = Path(__file__).resolve().parent
-LIMIT = 60.0  # seconds, beyond what a command takes, after which a process hangs
+STALLED = 300.0  # seconds without a new line of output or a change of any file, after which a process hangs
 TWO = "train on two"
 TIMES = ("seconds", "clock", "tokens_per_second", "checksum")
 RECIPE = """\
@@ -104,9 +104,10 @@ def call(
     cwd: Path,
     after: float | None = None,
     meanwhile: Callable[[int], None] = kill,
-    limit: float = LIMIT,
 ) -> Ended:
     """A command in a process of its own, forked from this one, which has imported everything already.
+
+    A slow machine is not a hanging process: it hangs if nothing that it writes changes for STALLED seconds.
 
     after: seconds until `meanwhile` is called with the number of the process.
     """
@@ -115,22 +116,38 @@ def call(
         child = os.fork()
         if child == 0:
             os._exit(_in_child(body, cwd, output.fileno()))
-        began = time.monotonic()
+        began = looked = moved = time.monotonic()
+        progress: Any = None
+        hung = False
         while (waited := os.waitpid(child, os.WNOHANG))[0] == 0:
-            spent = time.monotonic() - began
-            if after is not None and spent > after:
+            now = time.monotonic()
+            if after is not None and now - began > after:
                 after = None
                 meanwhile(child)
-            if spent > limit:
+            if now - looked > 1:
+                written = os.fstat(output.fileno()).st_size, states_of_files(cwd)
+                moved = now if written != progress else moved
+                looked, progress = now, written
+            if hung := now - moved > STALLED:
                 kill(child)
                 waited = os.waitpid(child, 0)
                 break
             time.sleep(0.002)
-        hung = time.monotonic() - began > limit
         kill(child)  # what it has left
         output.seek(0)
         code = os.waitstatus_to_exitcode(waited[1])
         return Ended(code if code >= 0 else None, output.read().decode("utf-8", "replace"), hung)
+
+
+def states_of_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """The size and the time of the last change of every file below a folder, also while files come and go."""
+    found = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                about = os.stat(path := os.path.join(place, name))
+                found[path] = about.st_size, about.st_mtime_ns
+    return found
 
 
 def _in_child(body: Callable[[], int], cwd: Path, output: int) -> int:
@@ -209,9 +226,7 @@ class World:
         self, command: Command, after: float | None = None, meanwhile: Callable[[int], None] = kill, **options: Any
     ) -> Ended:
         """options: of the command's body."""
-        restarts = options.get("restarts", 0)
-        limit = LIMIT + command.seconds * (1 + restarts)
-        return call(command.body(self.place, **options), self.root, after, meanwhile, limit)
+        return call(command.body(self.place, **options), self.root, after, meanwhile)
 
     @contextlib.contextmanager
     def fresh(self, command: Command, size: int | None = None) -> Iterator[None]:
@@ -258,7 +273,7 @@ def make_world(root: Path, names: set[str]) -> World:
         where.mkdir(exist_ok=True)
         command.begin(where)
         before, began = size_of(where), time.monotonic()
-        ended = call(command.body(where), root, limit=600.0)
+        ended = call(command.body(where), root)
         assert ended.code == 0, ended.output
         command.seconds, command.size = time.monotonic() - began, (before, size_of(where))
         command.expected = command.result(where)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fault_damage import DAMAGE, copy_damaged, flip, opened, used
-from fault_ranks import NOTICED, RANKS, Death, newest_whole, starts_of, steps_lost
+from fault_ranks import RANKS, Death, newest_whole, starts_of, steps_lost
 from fault_world import TWO, Command, Ended, World, make_world, mount
 
 # Once, for all the processes that are forked: of the commands, and of what they import when they need it.
@@ -116,7 +116,7 @@ def dead_rank(world: World, command: Command, rng: random.Random) -> Outcome:
         starts = starts_of(fault.output)
         died = [start for start in starts if start.deaths]
         noticed = max((start.seconds for start in died), default=0.0)
-        detected = None if not died else noticed < NOTICED and all(start.is_clear for start in died)
+        detected = all(start.is_clear for start in died) if died else None
         if fault.code == 0:
             outcome = Outcome(detected, True, hung=fault.hung, what=what)
             outcome.differs = command.result(world.place) != command.expected

@@ -24,6 +24,7 @@ for name in [name for name in os.environ if name.startswith("SLURM_")]:
 ROOT = Path(__file__).parent.parent
 
 
+PARTS = {"results", "site", "faults", "launchers", "extras", "install"}  # of `make nightly`
 SLOW_FIXTURES = {"tiny", "runs", "done", "demo", "place", "opened", "browser", "hundred"}  # whole trainings, a browser
 
 
@@ -32,6 +33,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if SLOW_FIXTURES & set(item.fixturenames):
             item.add_marker(pytest.mark.slow)
+        for mark in item.iter_markers("nightly"):
+            if mark.args or mark.kwargs.keys() != {"part"} or mark.kwargs["part"] not in PARTS:
+                raise pytest.UsageError(f"{item.nodeid}: nightly(part=...) takes one of {', '.join(sorted(PARTS))}")
 
 
 def pytest_runtest_setup(item):

@@ -13,6 +13,8 @@ from domains_text import DOMAINS, REGIMES, UNWANTED, read_corpus
 
 from multidds import Mixture
 
+pytestmark = [pytest.mark.nightly(part="results")]
+
 HELD_OUT = [name for name in DOMAINS if name not in UNWANTED]
 TINY = {name: 12 - i for i, name in enumerate(DOMAINS)}  # windows to train on
 SMALL = {"batch": 4, "layers": 1, "width": 8, "heads": 2, "warmup": 5, "updates": 2, "probe": 2, "curve": 2}
@@ -101,7 +103,6 @@ def test_schedules_go_where_their_names_say():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.slow
 def test_a_short_run_of_every_method_is_whole(corpus, method):
     lines = []
     found = domains.run(config(method), corpus, lines.append)

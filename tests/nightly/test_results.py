@@ -14,7 +14,10 @@ from conftest import ROOT
 
 from multidds import Anchored
 
-pytestmark = [pytest.mark.claim("The method", "the page of results is what the files of the runs say")]
+pytestmark = [
+    pytest.mark.nightly(part="results"),
+    pytest.mark.claim("The method", "the page of results is what the files of the runs say"),
+]
 
 
 RESULTS = ROOT / "results"

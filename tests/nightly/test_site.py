@@ -11,6 +11,8 @@ import pytest
 from conftest import ROOT
 from sphinx.util.inventory import InventoryFile
 
+pytestmark = [pytest.mark.nightly(part="site")]
+
 PUBLIC = (
     "multidds",
     "multidds.integrations.huggingface",
@@ -53,7 +55,6 @@ def pages(site):
     return {file.resolve(): Page(file) for file in site.rglob("*.html")}
 
 
-@pytest.mark.slow
 def test_every_link_of_the_site_leads_somewhere(site, pages):
     count = 0
     for file, page in pages.items():
@@ -69,7 +70,6 @@ def test_every_link_of_the_site_leads_somewhere(site, pages):
     assert count > 1000
 
 
-@pytest.mark.slow
 def test_the_site_needs_no_network(site, pages):
     for file, page in pages.items():
         assert not [address for address in page.loaded if urlsplit(address).netloc], file.name
@@ -77,7 +77,6 @@ def test_the_site_needs_no_network(site, pages):
         assert "url(http" not in style.read_text(encoding="utf-8").replace('"', ""), style.name
 
 
-@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site):
     with (site / "objects.inv").open("rb") as file:
         documented = InventoryFile.load(file, "", lambda base, name: name)

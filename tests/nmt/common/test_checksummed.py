@@ -1,6 +1,5 @@
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -328,30 +327,3 @@ def test_a_full_disk_is_one_line_for_prepare(corpus, tmp_path):
         subprocess.run(["mount", "-o", "remount,size=10m", str(tmp_path / "disk")], check=True)
         multidds("prepare", ROOT / "recipes" / "tiny.toml", *overrides, cwd=corpus)
         assert [path.name for path in (tmp_path / "disk").iterdir()] == ["out"]
-
-
-# ------------------------------------------------------------------------------------------ many faults
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the benchmark forks")
-def test_random_faults_lose_nothing(tmp_path):
-    """The short form of benchmarks/faults.py, which goes on where it was."""
-    commands = "prepare,train,train on two,evaluate,corpus"
-    for count in (20, 30):
-        options = [
-            "--count",
-            str(count),
-            "--seed",
-            "5",
-            "--commands",
-            commands,
-            "--results",
-            tmp_path / "results.jsonl",
-        ]
-        command = [sys.executable, str(ROOT / "benchmarks" / "faults.py"), *map(str, options)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"| all | {count} |" in done.stdout
-    assert "| dead rank | " in done.stdout
-    assert (tmp_path / "results.jsonl").read_text().count('"outcome"') == 30
