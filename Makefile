@@ -14,7 +14,7 @@ endif
 # make nightly: all parts in turn, each at most two hours on two cores.
 PART ?= results site faults launchers extras install
 
-.PHONY: demo test test-fast nightly check docs wheel release-check bench clean
+.PHONY: demo test test-fast nightly check docs proofs wheel release-check bench clean
 
 demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
@@ -42,6 +42,9 @@ nightly: $(addprefix nightly-,$(PART))  ## what takes long, or checks results; m
 
 nightly-%: $(READY)
 	$(BIN)/pytest -n auto --dist loadfile --durations 10 -m "nightly(part='$*')"
+
+proofs:  ## docs/proofs.md, from the marks of the tests
+	$(PYTHON) tests/support/proofs.py
 
 wheel: $(READY)  ## build a wheel; run an example in an environment with torch and numpy alone
 	rm -rf dist build/bare

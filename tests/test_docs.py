@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import lightning
+import proofs
 import pytest
 import torch
 import toy_trainers
@@ -34,9 +35,8 @@ def test_the_loop_of_the_readme_runs_before_and_after_the_diff():
     assert names["mixture"].probabilities != Mixture.proportional(sizes).probabilities
 
 
-def test_the_readme_is_short_and_gives_the_two_commands():
+def test_the_readme_gives_the_two_commands():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) < 130
     assert {line.partition("#")[0].strip() for line in lines} >= {"make demo", "make test"}
 
 
@@ -131,25 +131,25 @@ def test_every_link_to_a_file_leads_somewhere(page):
             assert (page.parent / target).is_file() or ((page.parent / target).exists() and not site), target
 
 
-def test_every_test_that_the_docs_name_exists():
+def test_every_file_of_tests_that_the_docs_name_exists():
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for file, name in re.findall(r"((?:(?:nmt|integrations)/)?test_\w+\.py)(?:::(\w+))?", text):
-            source = (ROOT / "tests" / file).read_text(encoding="utf-8")
-            assert not name or f"def {name}(" in source, f"{page.name}: {file}::{name}"
+        if page.name != "log.md":  # which tells of earlier ones
+            for file in re.findall(r"\w*test_\w+\.py", page.read_text(encoding="utf-8")):
+                assert list((ROOT / "tests").rglob(file)), f"{page.name}: {file}"
 
 
-def section(page, heading):
-    (found,) = re.findall(rf"(?ms)^## {re.escape(heading)}$(.*?)(?=^## |\Z)", page.read_text(encoding="utf-8"))
-    return found
+def test_the_page_of_proofs_is_up_to_date():
+    assert proofs.PAGE.read_text(encoding="utf-8") == proofs.page(), "make proofs"
 
 
 def test_what_works_where_is_proved_by_a_test_of_that_trainer():
-    table = section(ROOT / "docs" / "integrations.md", "What works where")
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"(?ms)^## What works where$(.*?)(?=^## |\Z)", page)
     head, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
     columns = ["Hugging Face Trainer" if name == "Trainer" else name for name in head]
+    claims = proofs.claims()
     assert len(rows) > 9
     for feature, *cells in rows:
         for trainer, cell in zip(columns, cells, strict=True):
-            proved = f"**{feature}**" in section(ROOT / "docs" / "proofs.md", trainer)
+            proved = any(f"**{feature}**" in sentence for sentence in claims[trainer])
             assert proved == (cell == "yes"), f"{feature} with {trainer}: {cell}"

@@ -1,7 +1,7 @@
 """The snippet of each trainer's page, run as it stands, with nothing around it but what its reader has already.
 
-`python tests/support/snippets.py hf` runs one in an environment that has only that extra (`make extras`), so each
-function imports what its extra brings and no more.
+`python tests/support/snippets.py hf` runs one in an environment that has only that extra (`make nightly
+PART=extras`), so each function imports what its extra brings and no more.
 """
 
 import re

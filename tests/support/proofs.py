@@ -1,0 +1,71 @@
+"""The page docs/proofs.md, made from the marks `@pytest.mark.claim(section, sentence)` of the tests.
+
+`make proofs` writes it. The marks are read from the sources, so that the page does not depend on what is installed.
+"""
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS.parent / "docs" / "proofs.md"
+SECTIONS = (
+    "The method",
+    "Hugging Face Trainer",
+    "TRL",
+    "sentence-transformers",
+    "Lightning",
+    "Accelerate",
+    "StatefulDataLoader",
+    "Several processes",
+    "Fine-tuning in the translation application",
+    "Mixtures for other trainers",
+    "Other tasks",
+)
+HEAD = """# Which test proves what
+
+For contributors: every claim of the guides, and the tests that fail if it is not true. The tests are in
+[tests/](../tests/test_docs.py); integrations are tested with the real libraries. `make proofs` makes this page from the
+marks `@pytest.mark.claim(section, sentence)` of the tests. Every "yes" in the table of
+[what works where](integrations.md#what-works-where) has its row.
+"""
+
+
+def claims() -> dict[str, dict[str, list[str]]]:
+    """Reads all marks: {section: {sentence: [test, or a file if all of its tests prove it]}}."""
+    found: dict[str, dict[str, list[str]]] = {section: {} for section in SECTIONS}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for section, sentence, function in marks(ast.parse(path.read_text(encoding="utf-8"))):
+            if section not in found:
+                raise SystemExit(f"{path}: there is no section {section!r}; there are {', '.join(SECTIONS)}.")
+            test = str(path.relative_to(TESTS)) + (f"::{function}" if function else "")
+            found[section].setdefault(sentence, []).append(test)
+    return {section: rows for section, rows in found.items() if rows}
+
+
+def marks(tree: ast.Module) -> list[tuple[str, str, str]]:
+    """Lists (section, sentence, function) of a file; without a function, the mark is one of the whole file."""
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            found += [(*mark, node.name) for part in node.decorator_list for mark in marks_in(part)]
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+            found += [(*mark, "") for mark in marks_in(node.value)]
+    return found
+
+
+def marks_in(tree: ast.expr) -> list[tuple[str, str]]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [tuple(map(ast.literal_eval, call.args)) for call in calls if call.func.attr == "claim"]
+
+
+def page() -> str:
+    text = HEAD
+    for section, rows in claims().items():
+        text += f"\n## {section}\n\n| claim | test |\n|---|---|\n"
+        for sentence, tests in rows.items():
+            text += f"| {sentence} | {', '.join(f'`{test}`' for test in tests)} |\n"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
