@@ -23,12 +23,14 @@ from typing import Any
 import torch
 from domains_table import table
 from domains_text import REGIMES, WINDOW, Corpus, read_corpus
+from rivals import Exp3, Exponentiated, inner_products, training_losses
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import multidds
-from multidds import Balancer, Exp3, Exponentiated, Mixture, MixtureSampler, batches_of, rewards
+from multidds import Balancer, Mixture, MixtureSampler, batches_of
 from multidds.mixture import Replay
+from multidds.rewards import Cosine, FromTable, StabilizedCosine
 from multidds.rules import Scorer
 
 STEPS = {"under-trained": 800, "unwanted": 800, "data-limited": 800}  # 1.5, 1 and 10 passes over all data
@@ -38,12 +40,12 @@ STATIC: dict[str, float] = {  # temperatures
 }  # fmt: skip
 SCHEDULED = ("proportional-to-uniform", "cooldown", "reverse-cooldown")
 PAPER: dict[str, dict[str, Any]] = {  # the paper's methods and other papers', by what differs from Balancer's defaults
-    "multidds-s": {"reward": "multidds-s"},
-    "multidds": {"reward": "multidds", "step_ahead": 0.001},
+    "multidds-s": {"reward": StabilizedCosine()},
+    "multidds": {"reward": Cosine(ahead=0.001)},
     # The control: equal rewards only drift from the prior to uniform.
-    "constant": {"reward": lambda alignment, weights: torch.ones(len(alignment.train_names)), "sketch": 1},
-    "doge": {"reward": rewards.inner_products, "scorer": Exponentiated(), "sketch": 2**16},
-    "odm": {"reward": rewards.training_losses, "scorer": Exp3(), "sketch": 1},
+    "constant": {"reward": FromTable(lambda alignment, weights: torch.ones(len(alignment.train_names)), sketch=1)},
+    "doge": {"reward": FromTable(inner_products), "rule": Exponentiated()},
+    "odm": {"reward": FromTable(training_losses, sketch=1), "rule": Exp3()},
 }
 OURS = ("anchored", "shuffled")  # the default, and the same with the probes of other datasets
 METHODS = (*STATIC, "unimax", "planned", *SCHEDULED, *PAPER, *OURS)
@@ -163,7 +165,7 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
     """model: where it probes."""
     arguments: dict[str, Any] = {}
     if config.method in PAPER:
-        arguments = {"scorer": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
+        arguments = {"rule": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
     probed = dict(corpus.train)
     if config.method == "shuffled":  # every dataset is rewarded for what another one does
         names = sorted(probed)
@@ -177,8 +179,7 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
         dev={name: batches_of(windows, config.probe) for name, windows in corpus.dev.items()},
         every=max(1, config.steps // config.updates),
         steps=config.steps,
-        sizes={name: len(windows) for name, windows in corpus.train.items()},
-        examples=config.steps * config.batch,
+        examples_per_step=config.batch,
         seed=config.seed,
         **arguments,
     )

@@ -15,7 +15,7 @@ The formulas are pure functions of the table that `multidds.probes.probe` return
 """
 
 from . import priorities
-from .formulas import Formula, inner_products, multidds, multidds_s, training_losses
+from .formulas import Formula, multidds, multidds_s
 from .kinds import Cosine, FromTable, MeanSlope, MovingAverage, Reward, StabilizedCosine
 
 __all__ = [
@@ -26,9 +26,7 @@ __all__ = [
     "MovingAverage",
     "Reward",
     "StabilizedCosine",
-    "inner_products",
     "multidds",
     "multidds_s",
     "priorities",
-    "training_losses",
 ]

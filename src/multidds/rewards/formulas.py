@@ -31,25 +31,6 @@ def multidds_s(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
     return _weights(alignment, weights) @ alignment.cosines()
 
 
-def inner_products(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
-    """W_i = <sum_k w_k d_k, t_i> of gradients clipped to a norm of 1: the reward of DoGE.
-
-    alignment: the table of a probe. weights: w, one per dev set, summing to 1; None: equal.
-    """
-    dev = alignment.dev_norms if alignment.dev_norms.dim() == 2 else alignment.dev_norms[:, None]
-    clipped = alignment.dev_train / (dev.clamp(min=1) * alignment.train_norms.clamp(min=1))
-    return _weights(alignment, weights) @ clipped
-
-
-def training_losses(alignment: Alignment, weights: Tensor | None = None) -> Tensor:
-    """The loss of every dataset's probe: the reward of Online Data Mixing, which favours what is not learned yet.
-
-    alignment: the table of a probe. weights: of the dev sets; they play no part here.
-    """
-    losses = [alignment.train_losses[name] for name in alignment.train_names]
-    return torch.tensor(losses, dtype=torch.float64, device="cpu")
-
-
 def redraw_noise(first: Tensor, second: Tensor) -> Tensor:
     """The standard error of rewards [train] from those of the first and the second half of their probe.
 
