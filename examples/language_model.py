@@ -85,8 +85,7 @@ class Run:
                 dev={name: batches_of(data[name]["dev"], 64) for name in ASKED_FOR},
                 every=20,
                 steps=steps,
-                sizes=SIZES,
-                examples=steps * 32,
+                examples_per_step=32,
                 seed=seed,
             )
 

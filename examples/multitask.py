@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from multidds import Balancer, Mixture, batches_of, interleave
+from multidds import Balancer, Mixture, Probes, batches_of, interleave
 
 SIZES = {"indent": 1500, "word": 200, "parity": 6000}
 WORDS = ("if", "return", "def", "for", "raise", "import")
@@ -104,9 +104,8 @@ def fine_tune(model: Model, rows: dict[str, list[Row]], method: str, steps: int,
             dev={task: batches_of(examples(rng.sample(rows["dev"], 300), task), 128) for task in ASKED_FOR},
             every=20,
             steps=steps,
-            sizes=SIZES,
-            examples=steps * 32,
-            mode="eval",  # no dropout in probes: less noise
+            examples_per_step=32,
+            probes=Probes(mode="eval"),  # no dropout: less noise
             seed=seed,
         )
     stream = interleave({task: DataLoader(d, 32, shuffle=True) for task, d in data.items()}, mixture, seed=seed)

@@ -58,8 +58,7 @@ def train(balance: bool, steps: int, seed: int = 0) -> dict[str, dict[str, float
             dev={name: batches_of(d, 128) for name, d in dev.items()},
             every=20,
             steps=steps,
-            sizes=SIZES,
-            examples=steps * 64,
+            examples_per_step=64,
         )
     for _, (_, batch) in zip(range(steps), interleave(loaders, mixture, seed=seed), strict=False):
         loss(model, batch).backward()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from multidds import Balancer, Mixture, batches_of, interleave
+from multidds import Balancer, Mixture, Probes, batches_of, interleave
 
 SIZES = {"north": 3000, "south": 300, "isle": 150, "crawl": 6000}
 LANGUAGES = ("north", "south", "isle")
@@ -81,9 +81,8 @@ def train(method: str, steps: int, seed: int) -> tuple[dict[str, float], dict[st
             dev={name: batches_of(d, 128) for name, d in dev.items()},
             every=20,
             steps=steps,
-            sizes=SIZES,
-            examples=steps * 32,
-            mode="eval",  # no dropout in probes: less noise
+            examples_per_step=32,
+            probes=Probes(mode="eval"),  # no dropout: less noise
             seed=seed,
         )
     stream = interleave({name: DataLoader(d, 32, shuffle=True) for name, d in data.items()}, mixture, seed=seed)
