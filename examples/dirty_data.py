@@ -113,7 +113,7 @@ def trained(data: Data, method: str, steps: int, seed: int) -> dict[str, float]:
     scorer = None
     if method == "scorer":
         dev = {"dev": batches_of(data.dev, 64)}
-        scorer = ExampleScorer(None, model, losses, dev=dev, every=5, seed=seed)
+        scorer = ExampleScorer(model, losses, dev, every=5, seed=seed)
     batches = (batch for _ in range(steps) for batch in loader)
     for _, batch in zip(range(steps), batches, strict=False):
         each = losses(model, batch)

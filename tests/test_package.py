@@ -130,6 +130,8 @@ SHARED = {
     "multidds.history.plot": {"COLOURS", "OTHERS", "plot", "shares_of", "top_movers"},
     "multidds._base.text": {"movers"},
     "multidds.history.loggers": {"LAYOUT"},
+    "multidds.example_scorer": {"DevDirection", "SmallNetwork"},
+    "multidds.probes": {"Probes"},
 }
 
 

@@ -1,132 +1,134 @@
-"""What the dev sets want of a model now: the direction v in which their weighted loss grows.
-
-v is the sum of their gradients, each times its priority, averaged over looks, and balanced between parameters if that
-is asked for. The rewards of single examples are slopes along it.
-"""
+"""The direction in which the weighted loss of the dev sets grows; rewards of examples are slopes along it."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from ..gradients.vectors import Gradient, added, norm
-from ..probes.probe_sources import ProbeSources
-from ..probes.prober import Numbered, Prober
-from ..rewards.dev_weights import DevWeights
-from .replay_buffer import RecentDirection
+from ..probes.prober import Prober
+from ..rewards.dev_batches import DevBatches
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One look at the dev sets."""
+class DevDirection:
+    """Settings of the direction v along which rewards are measured.
 
-    vector: Gradient  # any multiple of the direction
-    length: float  # of the vector
-    steepness: float  # of the dev loss: the length of its gradient now
-    losses: dict[str, float]  # of the dev sets that count
+    balanced: whether the part of every parameter is scaled to a root mean square of 1, so that a few sharp parameters
+        do not outweigh the others. False: v is the sum of the weighted dev gradients, as in the paper.
+    decay: the share of the average over earlier updates that stays at an update, at least 0 and below 1. 0: v is that
+        of each update alone, as in the paper.
+    eps: the distance that parameters move for the slopes, as a share of the dev loss that this changes. None: by the
+        precision of the parameters, 0.0008 in float32. With bfloat16 autocast take 0.1.
+    """
+
+    balanced: bool = True
+    decay: float = 0.0
+    eps: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"DevDirection: decay must be at least 0 and below 1, but it is {self.decay!r}.")
+        if self.eps is not None and not 0 < self.eps < 1:
+            raise ValueError(f"DevDirection: eps must be a share between 0 and 1, but it is {self.eps!r}.")
+
+
+@dataclass(frozen=True)
+class EstimatedDirection:
+    """One estimate of the direction.
+
+    vector: any positive multiple of the direction.
+    length: of the vector.
+    steepness: the length of the gradient of the weighted dev loss at this update.
+    losses: {dev set: loss}, of those that count.
+    weights: {dev set: weight}.
+    trouble: None, or why nothing must be learned from it.
+    """
+
+    vector: Gradient
+    length: float
+    steepness: float
+    losses: dict[str, float]
     weights: dict[str, float]
-    trouble: str | None  # why nothing must be learned from it
+    trouble: str | None
 
     @property
     def loss(self) -> float:
+        """The weighted dev loss."""
         return math.fsum(self.weights[name] * loss for name, loss in self.losses.items())
 
 
-class DevSets:
-    """Named sources of dev batches, their priority, and how often they were looked at."""
+class DirectionEstimator:
+    """Estimates the direction at every update and keeps its average.
 
-    def __init__(
-        self,
-        owner: str,
-        prober: Prober,
-        dev: Mapping[str, Any],
-        batches: int,
-        direction: str,
-        average: RecentDirection,
-    ) -> None:
-        if not dev:
-            raise ValueError(f"{owner}: there must be at least one dev set.")
-        if direction not in ("balanced", "gradient"):
-            raise ValueError(f"{owner}: direction must be 'balanced' or 'gradient', but it is {direction!r}.")
-        self._balanced, self._average = direction == "balanced", average
-        self._owner, self._prober, self._names, self._batches = owner, prober, tuple(dev), batches
-        self._sources = ProbeSources(owner, {"dev": dev}, prober.seed)
-        self.weights = DevWeights(owner, dev)
-        self.looks = 0
+    updates: the number of estimates so far.
+    """
 
-    def agreed(self) -> dict[str, Any]:
-        """{what: value} that must be the same on every rank."""
-        return {
-            **self.weights.agreed(),
-            "seeds, batches or numbers of updates": (self._prober.seed, self._batches, self.looks),
-        }
+    def __init__(self, settings: DevDirection, dev: DevBatches, prober: Prober) -> None:
+        self._settings = settings
+        self._prober = prober
+        self._average: Gradient | None = None  # the sum of v_u * decay^(age of update u)
+        self.dev = dev
+        self.updates = 0
 
-    def look(self) -> Wanted:
-        """The K gradients of the dev sets that count, each added to one vector and forgotten. Inside `invisible`."""
-        batches = self._drawn()
-        ranking = self.weights.ranking(partial(self._loss, batches))
-        weights = self.weights.weights(ranking, self._prober.replicas)
+    def estimate(self, total: int) -> EstimatedDirection:
+        """Returns the direction, from `total` batches of each dev set that counts. Inside `prober.invisible()`."""
+        weighting = self.dev.weights
+        drawn = self.dev.draw(self.updates, total)
+        ranking = weighting.ranking(drawn.loss)
+        weights = weighting.weights(ranking, self._prober.replicas)
         trouble = [f"the loss of dev set {name!r}" for name, loss in ranking.items() if not math.isfinite(loss)]
-        vector, losses = None, {}
-        for name in (name for name in self._names if weights[name]):
-            gradient, losses[name] = self._prober.gradient(("dev", name, self.looks), batches[name], self._total)
-            if not math.isfinite(norm(gradient)):
-                trouble.append(f"the gradient of dev set {name!r}")
-            vector = added(vector, gradient, weights[name])
+        vector = None
+        losses = {}
+        for name in self.dev.names:
+            if weights[name]:
+                gradient, losses[name] = drawn.gradient(name)
+                if not math.isfinite(norm(gradient)):
+                    trouble.append(f"the gradient of dev set {name!r}")
+                vector = added(vector, gradient, weights[name])
         assert vector is not None
-        self.looks += 1
+        self.updates += 1
         steepness = norm(vector)
         if trouble:
-            return Wanted(vector, steepness, steepness, losses, weights, f"{trouble[0]} is not finite")
-        vector = self._average.averaged(vector)
-        if self._balanced:
-            vector = [None if v is None else balanced(v) for v in vector]
+            return EstimatedDirection(vector, steepness, steepness, losses, weights, f"{trouble[0]} is not finite")
+        vector = self._averaged(vector)
+        if self._settings.balanced:
+            vector = [None if part is None else _with_unit_rms(part) for part in vector]
         length = norm(vector)
         flat = "the gradients of the dev sets sum to zero" if length == 0 or steepness == 0 else None
-        return Wanted(vector, length, steepness, losses, weights, flat)
+        return EstimatedDirection(vector, length, steepness, losses, weights, flat)
 
-    @property
-    def _total(self) -> int:
-        """Batches of a dev set, over all replicas."""
-        return self._batches * self._prober.replicas.size
-
-    def _drawn(self) -> dict[str, Iterable[Numbered]]:
-        """One dev set at a time, or kept where a ranking needs them twice."""
-        numbers = self._prober.numbers(self._total)
-        lazily: dict[str, Iterable[Numbered]] = {
-            name: self._sources.batches("dev", name, self.looks, numbers, self._total) for name in self._names
-        }
-        if not self.weights.ranks_by_probe:
-            return lazily
-        with self._prober.replicas.raise_on_all_ranks():
-            return {name: list(batches) for name, batches in lazily.items()}
-
-    def _loss(self, batches: Mapping[str, Iterable[Numbered]], name: str) -> float:
-        return self._prober.loss(("dev", name, self.looks), batches[name], self._total)
+    def _averaged(self, vector: Gradient) -> Gradient:
+        """Returns the average with this vector in it, up to a factor; nothing may write to it."""
+        if not self._settings.decay:
+            return vector
+        for part in self._average or []:
+            if part is not None:
+                part.mul_(self._settings.decay)
+        self._average = added(self._average, vector)
+        return list(self._average)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self._prober.seed,
-            "looks": self.looks,
-            **self.weights.state_dict(),
-            **self._sources.state_dict(),
-        }
+        """Returns plain values, and under "tensors" the average."""
+        parts = enumerate(self._average or [])
+        tensors = {f"direction.{place}": part.clone() for place, part in parts if part is not None}
+        return {"seed": self._prober.seed, "updates": self.updates, **self.dev.state_dict(), "tensors": tensors}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What of the state is not plain values."""
-        return self._average.state_dict()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state. A state that does not fit raises an error and changes nothing."""
+        params = self._prober.params
+        saved = [state["tensors"].get(f"direction.{place}") for place in range(len(params))]
+        parts = [None if t is None else t.to(p.device, copy=True) for t, p in zip(saved, params, strict=True)]
+        updates = int(state["updates"])
+        self.dev.load_state_dict(state, state["seed"])
+        self._average = None if all(part is None for part in parts) else parts
+        self._prober.seed = state["seed"]
+        self.updates = updates
 
-    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self._sources.load_state_dict({"dev": state["dev"]}, state["seed"])
-        self.weights.load_state_dict(state)
-        self._average.load_state_dict(tensors, self._prober.params)
-        self._prober.seed, self.looks = state["seed"], int(state["looks"])
 
-
-def balanced(part: Tensor) -> Tensor:
-    """One parameter's part of a direction with a root mean square of 1: no few sharp parameters drown the others."""
+def _with_unit_rms(part: Tensor) -> Tensor:
+    """Returns one parameter's part of a vector, scaled to a root mean square of 1; zeros stay zeros."""
     length = norm([part])
     return part * (math.sqrt(part.numel()) / length) if length else part

@@ -100,7 +100,7 @@ def test_trust_is_the_product_of_what_both_scorers_say(corpus, monkeypatch, tmp_
     for step in range(2, 14, 2):
         run.noisy_pairs.update(step)
     origins = [(name, i) for name in run.data for i in range(40)]
-    both = [scorer.trust([Pairs(origins)]) for scorer in run.noisy_pairs.scorers]
+    both = [scorer.keep_probabilities([Pairs(origins)]) for scorer in run.noisy_pairs.scorers]
     assert len(both) == 2
     assert all(each.std() > 0.01 for each in both)
     expected = (both[0].double() * both[1].double()) ** 3
@@ -163,7 +163,7 @@ def test_two_processes_weigh_as_one_does(text, monkeypatch, tmp_path):
     assert one["weight"] == pytest.approx(two["weight"], rel=0.02)
     assert len(one["lowest"]) == len(two["lowest"]) == 8
     states = [checkpoints.read(checkpoints.listed(tmp_path / name)[-1])[0] for name in ("one", "two")]
-    a, b = (state["examples.scorer.1.recent.rewards"] for state in states)
+    a, b = (state["examples.scorer.1.replay.rewards"] for state in states)
     shares = np.linspace(0.05, 0.95, 19)
     assert np.corrcoef(np.quantile(a, shares), np.quantile(b, shares))[0, 1] > 0.98
 

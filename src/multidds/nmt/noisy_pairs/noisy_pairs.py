@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from multidds import ExampleScorer, Mixture
 from multidds._base.randomness import derive
+from multidds.example_scorer import DevDirection, SmallNetwork
+from multidds.probes import Probes
 
 from ..batches.batch import Batch
 from ..batches.probe_batches import DevPart, dev_batches, mixed_batch
@@ -82,7 +84,7 @@ class NoisyPairs:
             for (contrast, which), weight_decay in zip(goals, _WEIGHT_DECAY, strict=False)
         ]
         self._last_step, self._learned = config.examples.learn * steps, False
-        _check_length(config.examples, steps, sum(scorer.enough for scorer in self.scorers))
+        _check_length(config.examples, steps, sum(scorer.warmup for scorer in self.scorers))
         self._chances: dict[Origin, float] = {}  # since the last update
         self._skipped: str | None = None  # why the last update changed nothing
 
@@ -96,21 +98,22 @@ class NoisyPairs:
         weight_decay: float,
     ) -> ExampleScorer:
         settings = config.examples
-        return ExampleScorer(
-            None,
-            model,
-            self._sentence_losses,
-            dev={"dev": dev_batches(config, dev, contrast=contrast > 0)},
-            every=settings.every,
-            optimizer=partial(torch.optim.Adam, lr=_LR, weight_decay=weight_decay),
+        network = SmallNetwork(
             features=self._rows,
             own_loss=False,
-            dev_loss=partial(self.dev_loss, contrast=contrast),
-            decay=settings.decay,
+            optimizer=partial(torch.optim.Adam, lr=_LR, weight_decay=weight_decay),
             replay=settings.replay,
             inner_steps=_INNER_STEPS,
-            eps=0.1 if config.train.precision == "bfloat16" else None,
-            params=params,
+        )
+        eps = 0.1 if config.train.precision == "bfloat16" else None
+        return ExampleScorer(
+            model,
+            self._sentence_losses,
+            {"dev": dev_batches(config, dev, contrast=contrast > 0)},
+            every=settings.every,
+            network=network,
+            direction=DevDirection(decay=settings.decay, eps=eps),
+            probes=Probes(params=params, dev_loss=partial(self.dev_loss, contrast=contrast)),
             seed=config.train.seed,
         )
 
@@ -159,7 +162,7 @@ class NoisyPairs:
         """The product of the trusts of all scorers in each sentence pair, from 0 to 1. # [B]"""
         product = torch.ones(len(origins), dtype=torch.float64)
         for scorer in self.scorers:
-            product = product * scorer.trust([Pairs(origins)]).double().cpu()
+            product = product * scorer.keep_probabilities([Pairs(origins)]).double().cpu()
         return product
 
     def chances(self, origins: Sequence[Origin]) -> list[float]:
