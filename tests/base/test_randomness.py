@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds._base.randomness import derive, preserved, random_states, set_random_states
+from multidds._base.randomness import derive, preserved, random_states, seed_all, set_random_states
 
 CPU = torch.device("cpu")
 
@@ -40,3 +40,29 @@ def test_seeds_of_keys_tell_apart_what_a_separator_would_join():
     assert derive("a\\sb") != derive("a\x1fb")
     assert derive(1) != derive("1")
     assert derive("\ud800") != derive("?")
+
+
+def test_random_states_of_an_accelerator_are_seeded_and_put_back(monkeypatch):
+    """There is no accelerator here: one is stood in for, with the calls of torch.cuda, torch.mps and torch.xpu."""
+
+    class Module:
+        generator = torch.Generator().manual_seed(7)
+
+        @classmethod
+        def get_rng_state(cls, device):
+            return cls.generator.get_state()
+
+        @classmethod
+        def set_rng_state(cls, state, device):
+            cls.generator.set_state(state)
+
+    of_cpu = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device=None: of_cpu())
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    device, before = torch.device("cuda", 0), Module.generator.get_state()
+    with preserved([device]):
+        seed_all(3, [device])
+        first = torch.rand(4, generator=Module.generator)
+        seed_all(3, [device])
+        assert torch.equal(first, torch.rand(4, generator=Module.generator))
+    assert torch.equal(Module.generator.get_state(), before)

@@ -1,4 +1,4 @@
-"""Settings of probes: refusals and numbers of batches."""
+"""`Probes`: refusals and numbers of batches."""
 
 import pytest
 
@@ -14,6 +14,7 @@ from multidds.probes import Probes
         ({"count": "in all"}, "count='in all'.*batches"),
         ({"mode": "test"}, "mode.*'test'"),
         ({"dev_loss": 3}, "dev_loss.*int"),
+        ({"split_work": "always"}, "split_work.*'always'"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings, message):

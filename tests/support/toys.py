@@ -55,3 +55,19 @@ def batches(names, count=1, seed=0, dtype=torch.float64):
 
 def dataset(size=20, seed=0, dtype=torch.float64):
     return TensorDataset(*batch(seed, size, dtype))
+
+
+def losses(model, batch):
+    """The losses of single examples."""
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def train_step(model, number, lr=0.5):
+    """One step of gradient descent on the batch of this number; random numbers are those of the number."""
+    torch.manual_seed(number)
+    loss(model, batch(number)).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= lr * p.grad
+            p.grad = None

@@ -21,8 +21,10 @@ class Probes:
     mode: "train" or "eval": whether dropout and similar layers are active in probes.
     params: the parameters whose gradients count; None: all trainable ones.
     dev_loss: (model, batch) -> scalar tensor, the loss on the dev sets; None: the training loss.
-    split_work: whether processes may compute the gradients of different datasets, if all draw the same batches.
-        False: all compute every gradient together. An `ExampleScorer` never splits.
+    split_work: whether each process computes gradients of other datasets, which needs less communication. All must
+        draw the same batches, and the loss must not wait for other processes. None: for sources that `batches_of`
+        made. True: always. False: never, all compute every gradient together. An `ExampleScorer` never splits.
+        Default None.
     """
 
     batches: int | None = None
@@ -30,7 +32,7 @@ class Probes:
     mode: str = "train"
     params: Iterable[Tensor] | None = field(default=None, repr=False)
     dev_loss: Callable[[Any, Any], Tensor] | None = None
-    split_work: bool = True
+    split_work: bool | None = None
 
     def __post_init__(self) -> None:
         if self.batches is not None:
@@ -41,6 +43,8 @@ class Probes:
                 raise ValueError(f"Probes: {word} must be {' or '.join(map(repr, allowed))}, but it is {value!r}.")
         if self.count == "in all" and self.batches is None:
             raise ValueError("Probes: count='in all' needs a number of batches; give batches=...")
+        if self.split_work not in (None, True, False):
+            raise ValueError(f"Probes: split_work must be None, True or False, but it is {self.split_work!r}.")
         if self.dev_loss is not None and not callable(self.dev_loss):
             kind = type(self.dev_loss).__name__
             raise TypeError(f"Probes: dev_loss must be a function (model, batch) -> scalar tensor, got {kind}.")

@@ -1,0 +1,169 @@
+"""Sources of probe batches: the batches of a rank, batches that mix sets, sources that are refused, and resume."""
+
+import json
+
+import pytest
+import torch
+from assertions import assert_equal, assert_resumes_exactly
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+from toys import batch, dataset
+
+from multidds import batches_of
+from multidds.probes.probe_sources import ProbeSources
+
+
+class Places:
+    """An endless iterator that keeps its own place."""
+
+    def __init__(self):
+        self.place = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.place += 1
+        return batch(self.place)
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class Endless:
+    def __iter__(self):
+        while True:
+            yield batch(0)
+
+
+KINDS = {
+    "function": lambda d: batches_of(d, 4),
+    "loader": lambda d: DataLoader(d, batch_size=4, shuffle=True),
+    "stateful loader": lambda d: StatefulDataLoader(d, batch_size=4, shuffle=True),
+    "stateful iterator": lambda d: Places(),
+    "list": lambda d: list(DataLoader(d, batch_size=4)),
+}
+
+
+def sources_of(kind="function", seed=0):
+    torch.manual_seed(0)  # of which stateful loaders make their own seeds
+    given = {role: {name: KINDS[kind](dataset(13, seed=7)) for name in "ab"} for role in ("train", "dev")}
+    return ProbeSources("Balancer", given, seed)
+
+
+def drawn(sources, role="train", name="a", update=0, numbers=range(4), total=4):
+    return list(sources.batches(role, name, update, numbers, total))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_draw_the_numbered_batches_of_one_process(kind):
+    one, *ranks = (sources_of(kind) for _ in range(3))
+    for update in range(3):
+        parts = [drawn(each, update=update, numbers=range(2 * r, 2 * r + 2)) for r, each in enumerate(ranks)]
+        assert_equal(parts[0] + parts[1], drawn(one, update=update))
+
+
+def test_random_batches_depend_on_seed_role_name_and_update():
+    keys = [{}, {"role": "dev"}, {"name": "b"}, {"update": 1}]
+    found = [drawn(sources_of(), **key)[0][1][0].sum().item() for key in keys]
+    found.append(drawn(sources_of(seed=1))[0][1][0].sum().item())
+    assert len(set(found)) == len(found)
+    assert drawn(sources_of())[0][1][0].sum().item() == found[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sources_resume_exactly(kind):
+    class Saved:
+        """Sources as an object that a user saves: an estimator keeps their seed."""
+
+        def __init__(self, seed):
+            self.sources = sources_of(kind, seed)
+
+        def state_dict(self):
+            return self.sources.state_dict()
+
+        def load_state_dict(self, state):
+            self.sources.load_state_dict(state, 0)
+
+    def make(seed=0):
+        saved = Saved(seed)
+        return {"sources": saved}, lambda i: drawn(saved.sources, update=i, numbers=range(3), total=3)
+
+    assert_resumes_exactly(make, 6, stops=(1, 4), again=lambda: make(seed=99))
+
+
+def test_examples_come_one_of_each_set_by_name_then_the_second_ones():
+    found = sources_of().examples("train", {"b": 3, "a": 1}, update=0)
+    assert [name for name, _ in found] == ["a", "b", "b", "b"]
+    before = torch.get_rng_state()
+    again = sources_of().examples("train", {"a": 1, "b": 3}, update=0)
+    assert_equal(again, found)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_only_what_batches_of_made_is_split_among_ranks():
+    given = {"train": {"a": batches_of(dataset(), 4), "b": [batch(0)]}, "dev": {"x": lambda generator: batch(0)}}
+    sources = ProbeSources("Balancer", given, 0)
+    assert (sources.splittable("train"), sources.splittable("dev")) == ({"a"}, set())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "no batches"),
+        (DataLoader([]), "no batches"),
+        (iter([1]), "iterator"),
+        (3, "DataLoader.*int"),
+        (DataLoader(dataset(), num_workers=1, persistent_workers=True), "persistent_workers=True"),
+    ],
+)
+def test_sources_that_cannot_be_drawn_from_are_refused_by_name(source, message):
+    with pytest.raises((ValueError, TypeError), match=f"Balancer: dev 'x': .*{message}"):
+        ProbeSources("Balancer", {"dev": {"x": source}}, 0)
+
+
+def test_one_stateful_object_under_two_names_is_refused():
+    loader = StatefulDataLoader(dataset(), batch_size=4)
+    with pytest.raises(ValueError, match="StatefulDataLoader.*twice"):
+        ProbeSources("Balancer", {"train": {"a": loader}, "dev": {"x": loader}}, 0)
+
+
+def test_a_source_without_a_state_is_named_when_the_state_is_saved():
+    sources = ProbeSources("Balancer", {"dev": {"x": Endless()}}, 0)
+    assert drawn(sources, "dev", "x")
+    with pytest.raises(ValueError, match="dev 'x'.*Endless"):
+        sources.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"), [([batch(0)], "train 'b'.*batches_of"), (batches_of(dataset(), 5), "batch_size.*train 'b'")]
+)
+def test_sets_that_cannot_be_mixed_are_refused_by_name(other, message):
+    sources = ProbeSources("Balancer", {"train": {"a": batches_of(dataset(), 4), "b": other}}, 0)
+    with pytest.raises(ValueError, match=message):
+        sources.mixing("train")
+
+
+@pytest.mark.parametrize("kind", ["loader", "list"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("dev"), "'dev'"),
+        (lambda state: state["dev"].pop("a"), "'a' is missing"),
+        (lambda state: state["dev"].update(c={}), "'c' is unknown"),
+        (lambda state: state["dev"]["b"].update(place=99), "dev 'b'.*99"),
+    ],
+)
+def test_a_state_of_other_sources_is_refused_and_nothing_moves(kind, change, message):
+    one, other = sources_of(kind), sources_of(kind)
+    drawn(one, numbers=range(3), total=3)
+    state = json.loads(json.dumps(one.state_dict()))
+    change(state)
+    before = other.state_dict()
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state, 5)
+    assert other.state_dict() == before
+    assert_equal(drawn(other), drawn(sources_of(kind)))
