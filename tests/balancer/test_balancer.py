@@ -668,7 +668,7 @@ def test_a_source_without_a_state_is_named_when_the_state_is_asked_for():
 
     balancer = balancer_of(dev={"x": Endless()})
     assert balancer.step().skipped is None
-    with pytest.raises(ValueError, match="Balancer: dev 'x': a Endless cannot be resumed exactly"):
+    with pytest.raises(ValueError, match="Balancer: dev 'x': 'Endless' cannot be resumed exactly"):
         balancer.state_dict()
 
 

@@ -1,6 +1,5 @@
 """Real processes (gloo): ranks that share the gradients of an update out find what they find together."""
 
-import itertools
 import json
 import os
 from collections import Counter
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from toys import batch, dataset, loss
 
 from multidds import Balancer, Mixture, batches_of
-from multidds.gradients.work_split import digest, owners_of
+from multidds.gradients.work_split import owners_of
 from multidds.rules import Anchored, Scorer
 
 pytestmark = [pytest.mark.claim("Several processes", "W replicas and shards equal one process")]
@@ -146,7 +145,7 @@ def check_every_rank_has_as_much_to_do(rank, folder):
         balancer = make(compute=compute, **case)
         balancer.step()
         compute.passes.clear()
-        balancer.step()  # the first one tries whether the loss needs the others
+        balancer.step()
         assert sum(compute.passes.values()) == 2 * (len(NAMES) + len(DEV))
 
 
@@ -159,23 +158,11 @@ def check_data_that_differ_are_taken_together(rank, folder):
     def stateful():
         return {name: Stateful(list(DataLoader(d, 4))) for name, d in data(0, NAMES).items()}
 
-    for train in (*(lambda k=kind: sources(k, own) for kind in ("function", "loader", "list")), distributed, stateful):
+    for train in (*(lambda k=kind: sources(k, own) for kind in ("loader", "list")), distributed, stateful):
         ways = [make(train(), sources("list", data(20, DEV)), share_out=share_out) for share_out in (True, False)]
         apart = found(ways[0])
         close_to(apart, found(ways[1]))
         assert same_everywhere(apart)
-
-
-def check_a_loss_that_needs_all_ranks_is_taken_together(rank, folder):
-    def centred(model, batch):
-        mean = batch[0].mean(0)
-        dist.all_reduce(mean)
-        return loss(model, (batch[0] - mean / WORLD_SIZE, batch[1]))
-
-    ways = [make(reward="multidds", compute=centred, share_out=share_out) for share_out in (True, False)]
-    assert found(ways[0]) == found(ways[1])
-    ways = [make(reward="multidds", dev_loss=centred, share_out=share_out) for share_out in (True, False)]
-    assert found(ways[0]) == found(ways[1])
 
 
 def in_all(total):
@@ -205,12 +192,11 @@ def check_an_error_is_everyones(rank, folder):
             assert "the probe failed on rank 1: KeyError: 'only here'" in str(error.value)
 
     def unlucky(generator):
-        if rank == 0 and (draws := next(calls)) > 0:
-            raise OSError(f"no file {draws}")
+        if rank == 0:
+            raise OSError("no file")
         return batch(0)
 
-    calls = itertools.count()
-    with pytest.raises(OSError if rank == 0 else RuntimeError, match="no file 1"):
+    with pytest.raises(OSError if rank == 0 else RuntimeError, match="no file"):
         make({"a": unlucky}).step()
     dist.barrier()  # nobody was left waiting
 
@@ -248,7 +234,6 @@ CHECKS = [
     check_less_goes_over_the_wire,
     check_every_rank_has_as_much_to_do,
     check_data_that_differ_are_taken_together,
-    check_a_loss_that_needs_all_ranks_is_taken_together,
     check_a_number_of_batches_in_all,
     check_an_error_is_everyones,
     check_what_is_not_finite_is_found_by_all,
@@ -305,29 +290,6 @@ def test_the_rest_is_shared_out_too_where_all_together_would_take_longer():
     # Two batches for eight ranks: together they would take one pass after another, with most of them idle.
     assert owners_of("abcde", "abcde", batches=2, ranks=8) == {name: i for i, name in enumerate("abcde")}
     assert owners_of("a", "a", batches=2, ranks=8) == {}
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (torch.ones(2), torch.zeros(2)),
-        (torch.ones(2), torch.ones(2, dtype=torch.float64)),
-        (torch.ones(2, 1), torch.ones(1, 2)),
-        ({"a": [1, 2.0]}, {"a": [1, 2.5]}),
-        (("a", b"b", None), ("a", b"b", 0)),
-        (torch.ones(2).numpy(), torch.ones(3).numpy()),
-        (pytest.approx(1), pytest.approx(2)),
-    ],
-)
-def test_the_digest_tells_batches_apart(first, second):
-    assert digest(first) == digest(first) is not None
-    assert digest(first) != digest(second)
-
-
-def test_what_has_no_digest_is_not_said_to_be_alike():
-    assert digest(None) is None
-    assert digest([object()]) is None
-    assert digest((1, {"a": (i for i in ())})) is None
 
 
 @pytest.mark.parametrize(

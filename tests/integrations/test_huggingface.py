@@ -153,7 +153,7 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(save_steps, wor
     whole.train()
     checkpoint = tmp_path / f"checkpoint-{save_steps}"
     saved = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["BalanceCallback"]
-    assert len(saved["attributes"]["dataset"]["rules"]) > 1 or save_steps == 5
+    assert len(saved["attributes"]["dataset"]["mixtures"]) > 1 or save_steps == 5
 
     resumed, again = trainer_of(tmp_path, **options)
     torch.manual_seed(99)

@@ -285,7 +285,7 @@ def test_persistent_workers_never_fall_behind_the_mixtures_that_are_kept(tmp_pat
             dataset.consume(1)
             share = 0.2 + dataset.position / 200
             mixture.move({"a": share, "b": 0.5, "c": 0.5 - share})
-            dataset.rule_from(dataset.position + workers + 1)
+            dataset.mixture_changed(dataset.position + workers + 1)
 
     last = epoch - workers
     steps(last - workers - 1)

@@ -84,7 +84,7 @@ def simulated(count, moves):
     draws = Draws(mixture, seed=1)
     for position, probabilities in moves.items():
         mixture.move(probabilities)
-        draws.rule(mixture, position)
+        draws.use(mixture, position)
     return [draws.draw()[0] for _ in range(count)]
 
 

@@ -42,7 +42,7 @@ def naive(first, rules, seed, count):
 def ruled(first, rules, seed):
     draws = Draws(Mixture(first), seed)
     for start, mixture in rules:
-        draws.rule(Mixture(mixture), start)
+        draws.use(Mixture(mixture), start)
     return draws
 
 
@@ -87,7 +87,7 @@ def test_a_fork_goes_its_own_way(first, rules, seed, count, ahead, other):
     draws.skip_to(count)
     fork = draws.fork()
     before = fork.state_dict()
-    draws.rule(Mixture(other), count + ahead)
+    draws.use(Mixture(other), count + ahead)
     drawn = [draws.draw() for _ in range(50)]
     assert fork.state_dict() == before
     assert [fork.draw() for _ in range(50)] == naive(first, rules, seed, count + 50)[count:]
@@ -102,7 +102,7 @@ def test_a_state_goes_through_json_with_the_mixtures_that_wait(first, rules, see
     draws.skip_to(count)
     loaded = Draws(Mixture.uniform(NAMES), seed + 1)
     loaded.load_state_dict(json.loads(json.dumps(draws.state_dict())))
-    assert loaded.waiting == draws.waiting == len(draws.state_dict()["rules"]) - 1
+    assert loaded.waiting == draws.waiting == len(draws.state_dict()["mixtures"]) - 1
     assert [loaded.draw() for _ in range(250)] == [draws.draw() for _ in range(250)]
     assert loaded.state_dict() == draws.state_dict()
 
@@ -110,30 +110,30 @@ def test_a_state_goes_through_json_with_the_mixtures_that_wait(first, rules, see
 def test_a_mixture_that_moved_rules_from_where_it_is_said_to():
     mixture = Mixture({"a": 1.0, "b": 0.0})
     draws = Draws(mixture)
-    assert not draws.rule(mixture)
+    assert not draws.use(mixture)
     mixture.move({"a": 0.0, "b": 1.0})
     assert draws.draw()[0] == "a"  # nobody has said so
-    assert draws.rule(mixture, 4)
-    assert not draws.rule(mixture, 2)
+    assert draws.use(mixture, 4)
+    assert not draws.use(mixture, 2)
     assert draws.waiting == 1
     assert [draws.draw()[0] for _ in range(5)] == ["a", "a", "a", "b", "b"]
     assert draws.waiting == 0
     mixture.move({"a": 1.0, "b": 0.0})
-    assert draws.rule(mixture)  # from here on
+    assert draws.use(mixture)  # from here on
     assert [draws.draw()[0] for _ in range(60)] == ["a"] * 60
 
 
 def test_after_loading_the_mixture_rules_where_the_state_ends():
     draws = Draws(Mixture({"a": 1.0, "b": 0.0}))
-    draws.rule(Mixture({"a": 0.5, "b": 0.5}), 10)
+    draws.use(Mixture({"a": 0.5, "b": 0.5}), 10)
     mixture = Mixture({"a": 0.0, "b": 1.0})
     loaded = Draws(mixture)
     loaded.load_state_dict(draws.state_dict())
-    assert loaded.rule(mixture)  # though it has not moved
+    assert loaded.use(mixture)  # though it has not moved
     state = loaded.state_dict()
     assert [loaded.draw()[0] for _ in range(20)] == ["a"] * 10 + ["b"] * 10
     loaded.load_state_dict(state)
-    assert not loaded.rule(mixture)  # it is there already
+    assert not loaded.use(mixture)  # it is there already
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**50))
@@ -161,9 +161,9 @@ def test_an_order_goes_through_all_examples_pass_after_pass(seed, size):
 def test_draws_of_what_is_no_mixture_or_of_other_names_are_refused():
     with pytest.raises(TypeError, match="^Draws: the mixture must be a Mixture, got dict.$"):
         Draws({"a": 1.0})
-    with pytest.raises(ValueError, match=r"^Draws: state: 'b' is missing\. Where the data were changed on purpose"):
+    with pytest.raises(ValueError, match="Draws: state: 'b' is missing"):
         Draws(Mixture.uniform("ab")).load_state_dict(Draws(Mixture.uniform("a")).state_dict())
     draws = Draws(Mixture.uniform("ab"))
     draws.skip_to(7)
-    with pytest.raises(ValueError, match="^Draws: no mixture can rule from position 6 on: 7 draws were made.$"):
-        draws.rule(Mixture.uniform("ab"), 6)
+    with pytest.raises(ValueError, match="from_position.*at least 7.*6"):
+        draws.use(Mixture.uniform("ab"), 6)

@@ -364,7 +364,7 @@ def test_a_streaming_loader_works_but_cannot_be_resumed_exactly():
     stream = interleave({"s": DataLoader(Streaming(), batch_size=2)}, Mixture.uniform(["s"]))
     assert [len(batch) for _, batch in take(stream, 4)] == [2, 2, 1, 2]
     assert stream.passes == {"s": 1.0}
-    with pytest.raises(ValueError, match="loader 's': a DataLoader cannot be resumed exactly"):
+    with pytest.raises(ValueError, match="loader 's': 'DataLoader' cannot be resumed exactly"):
         stream.state_dict()
 
 

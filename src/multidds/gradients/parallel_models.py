@@ -11,7 +11,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._base.checks import refuse
 from .layout import Shards, Whole
@@ -129,18 +128,6 @@ def set_aside(model: nn.Module) -> Iterator[None]:
             setattr(owner, key, value)
     for module in gathered:  # together: a rank that fails alone does not come here
         module.unshard()
-
-
-class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hears whether code in its block talks to other processes through torch.distributed."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.heard = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.heard |= func.namespace in ("c10d", "c10d_functional", "_c10d_functional")
-        return func(*args, **(kwargs or {}))
 
 
 def _groups(module: Any) -> list[Any]:

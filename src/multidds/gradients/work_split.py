@@ -4,10 +4,9 @@ All ranks may take a gradient together: each its own batches, and the gradients 
 one rank takes all batches of a set, and only numbers, sketches and one sum of gradients go over the wire.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,71 +31,6 @@ def owners_of(names: Sequence[str], alike: Iterable[str], batches: int, ranks: i
     if batches > rest * -(-batches // ranks):
         shared = shared[: len(shared) - rest]
     return {name: place % ranks for place, name in enumerate(shared)}
-
-
-def alike_on_all(
-    replicas: Ranks,
-    names: Mapping[str, Sequence[str]],
-    example: Callable[[str, str], Any],
-    trial: Callable[[str, str], Any],
-    talks: Callable[[str, str, Any], bool],
-) -> dict[str, set[str]]:
-    """{role: the sets that any rank can take}: all ranks draw the same from them, and no loss needs the other ranks.
-
-    names: {role: sets}. example: (role, name) -> something to compare. trial: (role, name) -> a batch. talks: (role,
-    name, batch) -> whether the loss of the batch needs other ranks; asked for one set of each role.
-    """
-    with replicas.raise_on_all_ranks():
-        mine = {role: {name: digest(example(role, name)) for name in sets} for role, sets in names.items()}
-    everyones = replicas.gathered(mine)
-    alike = {
-        role: {name for name in of if of[name] and all(each[role][name] == of[name] for each in everyones)}
-        for role, of in mine.items()
-    }
-    heard = False
-    with replicas.raise_on_all_ranks():
-        for role, sets in names.items():
-            for first in [name for name in sets if name in alike[role]][:1]:
-                heard |= talks(role, first, trial(role, first))
-    return {role: set() for role in names} if any(replicas.gathered(heard)) else alike
-
-
-def digest(value: Any) -> str | None:
-    """A few letters that are equal for equal values; None where it cannot be told what is in them, or nothing is."""
-    if value is None:
-        return None
-    found = hashlib.blake2b(digest_size=16)
-    try:
-        for part in _contents(value):
-            found.update(part)
-    except (TypeError, ValueError, RuntimeError, RecursionError):
-        return None
-    return found.hexdigest()
-
-
-def _contents(value: Any) -> Iterator[bytes]:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous()
-        yield f"tensor {value.dtype} {tuple(value.shape)}".encode()
-        yield value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
-        yield f"array {value.dtype} {value.shape}".encode() + value.tobytes()
-    elif isinstance(value, Mapping):
-        yield f"mapping {len(value)}".encode()
-        for key, item in value.items():
-            yield from _contents(key)
-            yield from _contents(item)
-    elif isinstance(value, (list, tuple)):
-        yield f"list {len(value)}".encode()
-        for item in value:
-            yield from _contents(item)
-    elif value is None or isinstance(value, (str, bytes, int, float)):
-        yield f"{type(value).__name__} {value!r} ".encode("utf-8", "surrogatepass")
-    elif hasattr(value, "__dict__"):
-        yield type(value).__name__.encode()
-        yield from _contents(vars(value))
-    else:
-        raise TypeError
 
 
 class WorkSplit:

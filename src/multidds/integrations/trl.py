@@ -13,7 +13,7 @@ from trl import DPOTrainer, RewardTrainer, SFTTrainer
 
 from .._base.checks import Refusal, listed, refuse
 from ..mixture.mixture import Mixture
-from ..sampling.mixed_dataset import is_stream
+from ..sampling import is_stream
 from .huggingface import BalanceCallback, MixedDataset
 from .options import takes_options_of
 

@@ -1,7 +1,20 @@
-"""To be said."""
+"""Mixtures: named probabilities of datasets, the rules that make them without learning, and their limits.
 
-from .limits import Limits
-from .mixture import Mixture, Replay
+`Mixture` is the object that a balancer moves and that samplers draw from. `Schedule` and `Replay` move it without
+learning; `Limits` bounds shares and passes. Nothing here needs torch.
+
+>>> from multidds.mixture import Mixture
+>>> mixture = Mixture.temperature({"cs-en": 100, "sk-en": 4}, tau=2)
+>>> mixture
+Mixture(cs-en 83%, sk-en 17%)
+>>> mixture.move({"cs-en": 0.75, "sk-en": 0.25})
+>>> mixture["sk-en"], mixture.sizes
+(0.25, {'cs-en': 100, 'sk-en': 4})
+"""
+
+from .limits import Limits, LimitTracker
+from .mixture import Mixture
+from .replay import Replay
 from .schedule import Schedule
 
-__all__ = ["Limits", "Mixture", "Replay", "Schedule"]
+__all__ = ["LimitTracker", "Limits", "Mixture", "Replay", "Schedule"]

@@ -9,9 +9,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
+from numbers import Real
 from typing import Any
 
-from .._base.checks import by_name, check_names, check_state, is_count, is_number, is_state, listed
+from .._base.checks import by_name, check_names, check_state, is_number, listed
 from .._base.state import VERSION, check_keys, check_sizes, check_version
 from .._base.text import shares
 from .planned import TRANSFER, WORTH, planned
@@ -59,7 +60,9 @@ class Mixture:
     @classmethod
     def uniform(cls, names: Iterable[str] | Mapping[str, float]) -> "Mixture":
         """The same probability for each of the names; {name: examples} if the sizes are to be kept."""
-        sizes = names if isinstance(names, Mapping) else None
+        sizes = None
+        if isinstance(names, Mapping) and all(isinstance(size, Real) for size in names.values()):
+            sizes = names  # else {name: dataset}
         names = list(names)
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"Mixture.uniform: the name {twice[0]!r} is there more than once.")
@@ -236,44 +239,6 @@ class Mixture:
         self._drawable = tuple(sorted(name for name in self._names if self[name] > 0))
         self._cumulative = list(accumulate(self[name] for name in self._drawable))
         self._last = len(self._drawable) - 1
-
-
-class Replay:
-    """Replays a recorded history of a mixture, in the place of a balancer.
-
-    The history is [(step, {name: probability}), ...] in the order of the steps, as collected from `Update.step` and
-    `Update.mixture`; step 0 is the initial mixture.
-    """
-
-    def __init__(self, mixture: Mixture, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        self.mixture = mixture
-        self._moves = {}
-        last = -1
-        for step, probabilities in history:
-            if step <= last:
-                raise ValueError(f"Replay: steps must rise from 0, but {step} comes after {max(last, 0)}.")
-            check_names(f"Replay: step {step}", mixture.names, probabilities)
-            self._moves[step] = Mixture(probabilities).probabilities
-            last = step
-        self._steps = 0
-        if 0 in self._moves:
-            mixture.move(self._moves[0])
-
-    def step(self) -> dict[str, float] | None:
-        """Call once per optimizer step. Returns the new probabilities if the mixture changes now, else None."""
-        self._steps += 1
-        probabilities = self._moves.get(self._steps)
-        if probabilities is not None:
-            self.mixture.move(probabilities)
-        return probabilities
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "mixture": self.mixture.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state("Replay", state, steps=is_count, mixture=is_state)
-        self.mixture.load_state_dict(state["mixture"])
-        self._steps = int(state["steps"])
 
 
 def check_mixture(where: str, mixture: object) -> None:

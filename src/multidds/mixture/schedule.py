@@ -7,7 +7,8 @@ of a learned mixture (proportional to uniform, Cooldown), and the anchor of `anc
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from .._base.checks import check_names, check_state, check_whole, is_count, is_state
+from .._base.checks import check_names, check_whole
+from .._base.state import VERSION, check_keys, check_version
 from .mixture import Mixture, check_mixture
 
 Points: TypeAlias = Sequence[tuple[float, Mapping[str, float]]]  # (share of the training that is done, probabilities)
@@ -74,17 +75,14 @@ class Schedule:
         return self.mixture.probabilities
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self._steps, "mixture": self.mixture.state_dict()}
+        return {"version": VERSION, "steps": self._steps, "mixture": self.mixture.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
-        """changed: datasets may have been added or left out; the mixture is the one of this moment in the schedule."""
-        check_state("Schedule", state, steps=is_count, mixture=is_state)
-        steps = int(state["steps"])
-        if changed and Mixture.shares_in(state["mixture"]).keys() != set(self.mixture.names):
-            self.mixture.move(along(self._points, (steps - steps % self.every) / self.steps))
-        else:
-            self.mixture.load_state_dict(state["mixture"])
-        self._steps = steps
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues exactly where the other schedule was; changes the shared mixture."""
+        check_version("Schedule", state)
+        check_keys("Schedule", state, "steps", "mixture")
+        self.mixture.load_state_dict(state["mixture"])
+        self._steps = state["steps"]
 
 
 def checked_points(

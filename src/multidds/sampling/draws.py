@@ -1,8 +1,7 @@
-"""The sequence of draws as one value: which dataset stands at a position, and how often it was drawn before.
+"""The sequence of draws: the dataset at each position, and how many times it was drawn before.
 
-It is a function of seed, position and the mixtures that rule from given positions on, whoever reads it and when.
-`Draws` is a place in it, `Order` the order in which the examples of one dataset come. When a mixture rules, who reads
-ahead and what training has consumed is for `sampling`, `mixed_dataset` and the application to say.
+The sequence is a function of the seed, the position and the mixtures that take effect at given positions; it does not
+depend on who reads it, or when. `Draws` is a position in it, `Order` the order of the examples of one dataset.
 """
 
 import copy
@@ -13,19 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from .._base.carrying import HINT
-from .._base.checks import are, by_name, check_names, check_state, is_count, is_number, is_whole
+from .._base.checks import check_names
 from .._base.randomness import Permutation, derive, point, points
+from .._base.state import VERSION, check_keys, check_version
 from ..mixture.mixture import Mixture, check_mixture
 
-_AT_ONCE = 1 << 16  # draws that are skipped in one array
+_SKIP_AT_ONCE = 1 << 16  # draws that are skipped in one array
 
 
 class Draws:
-    """A position in the endless sequence of draws from `mixture`, with the number of draws of each dataset so far.
+    """A position in the endless sequence of draws from a mixture, with the number of draws of each dataset so far.
 
-    Equal values of `seed` give equal draws. A mixture that moves changes nothing until `rule` says from which position
-    on. A reader that reads ahead keeps a `fork` for what was consumed, tells both of a new mixture, and saves the fork.
+    A mixture that moves changes nothing until `use` is called. A reader that reads ahead keeps a `fork` for what was
+    consumed, calls `use` on both, and saves the fork.
+
+    mixture: probabilities of the first draws.
+    seed: equal seeds give equal draws.
 
     >>> draws = Draws(Mixture({"a": 0.5, "b": 0.5}), seed=1)
     >>> draws.draw(), draws.draw(), draws.draw(), draws.draw()
@@ -36,22 +38,22 @@ class Draws:
 
     def __init__(self, mixture: Mixture, seed: int = 0) -> None:
         check_mixture("Draws", mixture)
-        # The object that the last rule was copied from, and its version.
-        self._seen: tuple[Mixture, int] | None = (mixture, mixture.version)
-        self._begin(seed, 0, dict.fromkeys(mixture.names, 0), [(0, Mixture(mixture.probabilities))])
+        # The object that the last mixture was copied from, and its version; None after loading a state.
+        self._last_used: tuple[Mixture, int] | None = (mixture, mixture.version)
+        self._set(seed, 0, dict.fromkeys(mixture.names, 0), [(0, Mixture(mixture.probabilities))])
 
-    def _begin(self, seed: int, position: int, counts: dict[str, int], rules: list[tuple[int, Mixture]]) -> None:
+    def _set(self, seed: int, position: int, counts: dict[str, int], mixtures: list[tuple[int, Mixture]]) -> None:
         self.seed, self._key = seed, derive(seed, "draws")
         self.position = position  # draws so far
         self.counts = counts  # {name: draws so far}
-        self._rules = deque(rules)  # (from position, mixture); the first one rules here
-        self._until: float = -math.inf  # where the next rule begins
+        self._mixtures = deque(mixtures)  # (from position, mixture); the first one is in effect here
+        self._next_change: float = -math.inf  # position at which `_change_mixture` is due
 
     def draw(self) -> tuple[str, int]:
-        """The dataset at this position, and how many times it was drawn before."""
+        """Returns the dataset at this position, and how many times it was drawn before."""
         position = self.position
-        if position >= self._until:
-            self._turn()
+        if position >= self._next_change:
+            self._change_mixture()
         name = self._at(point(self._key, position))
         count = self.counts[name]
         self.counts[name] = count + 1
@@ -59,15 +61,15 @@ class Draws:
         return name, count
 
     def draw_for(self, rank: int, world_size: int, rounds: int = 1) -> list[tuple[str, int]]:
-        """Draw `rounds` times for each of the `world_size` processes, and return the draws of `rank`."""
+        """Draws `rounds` times for each of the `world_size` processes, and returns the draws of `rank`."""
         if rounds == world_size == 1:
             return [self.draw()]
         key, counts, drawn = self._key, self.counts, []
         mine, end = self.position + rank, self.position + rounds * world_size
         for position in range(self.position, end):
-            if position >= self._until:
+            if position >= self._next_change:
                 self.position = position
-                self._turn()
+                self._change_mixture()
             name = self._at(point(key, position))
             count = counts[name]
             counts[name] = count + 1
@@ -78,109 +80,101 @@ class Draws:
         return drawn
 
     def skip_to(self, position: int) -> None:
-        """Move forward to this position without returning the draws, which costs a tenth of drawing them."""
+        """Moves forward to this position without returning the draws, which costs a tenth of drawing them."""
         while self.position < position:
-            if self.position >= self._until:
-                self._turn()
-            end = int(min(position, self._until, self.position + _AT_ONCE))
+            if self.position >= self._next_change:
+                self._change_mixture()
+            end = int(min(position, self._next_change, self.position + _SKIP_AT_ONCE))
             names, edges = self._edges
-            # What `Mixture.at` does, for all positions up to the end.
+            # `Mixture.at`, for all positions up to the end.
             places = np.searchsorted(edges[:-1], points(self._key, self.position, end) * edges[-1], "right")
-            found = np.bincount(places)
-            for place in np.flatnonzero(found).tolist():
-                self.counts[names[place]] += int(found[place])
+            counts = np.bincount(places)
+            for place in np.flatnonzero(counts).tolist():
+                self.counts[names[place]] += int(counts[place])
             self.position = end
 
-    def _turn(self) -> None:
-        """The rule of this position."""
-        while len(self._rules) > 1 and self._rules[1][0] <= self.position:
-            self._rules.popleft()
-        mixture = self._rules[0][1]
-        self._until = self._rules[1][0] if len(self._rules) > 1 else math.inf
+    def _change_mixture(self) -> None:
+        while len(self._mixtures) > 1 and self._mixtures[1][0] <= self.position:
+            self._mixtures.popleft()
+        mixture = self._mixtures[0][1]
+        self._next_change = self._mixtures[1][0] if len(self._mixtures) > 1 else math.inf
         self._at = mixture.at
         self._edges = tuple(mixture.edges), np.array(list(mixture.edges.values()))
 
-    def rule(self, mixture: Mixture, start: int | None = None, anyway: bool = False) -> bool:
-        """Let the mixture as it is now take effect from position `start` on (default: here). False: it already does.
+    def use(self, mixture: Mixture, from_position: int | None = None, anyway: bool = False) -> bool:
+        """Lets the mixture as it is now take effect; returns False if it already does.
 
-        It takes effect after all earlier ones: if one of them is still to come, this one waits for it. `anyway`: do so
-        even if it is already in effect, so that later ones wait for this position.
+        mixture: a copy of its probabilities is kept.
+        from_position: the first draw that it makes; by default the next one. If an earlier mixture is still to take
+            effect, this one follows it.
+        anyway: add it even if it is in effect already, so that later ones follow this position.
         """
-        if (mixture, mixture.version) == self._seen and not anyway:
+        if (mixture, mixture.version) == self._last_used and not anyway:
             return False
-        start = self.position if start is None else start
+        start = self.position if from_position is None else from_position
         if start < self.position:
-            raise ValueError(f"Draws: no mixture can rule from position {start} on: {self.position} draws were made.")
-        last, now = self._rules[-1], mixture.probabilities
-        known = self._seen is None and last[1].probabilities == now  # a loaded state ends with it
-        self._seen = mixture, mixture.version
-        if known and not anyway:
+            raise ValueError(f"Draws: from_position must be at least {self.position}, but it is {start}.")
+        (last_start, last), now = self._mixtures[-1], mixture.probabilities
+        in_loaded_state = self._last_used is None and last.probabilities == now
+        self._last_used = mixture, mixture.version
+        if in_loaded_state and not anyway:
             return False
-        self._rules.append((max(start, last[0]), Mixture(now)))
-        self._until = min(self._until, self._rules[-1][0])
+        self._mixtures.append((max(start, last_start), Mixture(now)))
+        self._next_change = min(self._next_change, self._mixtures[-1][0])
         return True
 
     @property
     def waiting(self) -> int:
-        """How many mixtures are waiting to take effect at later positions."""
-        return sum(start > self.position for start, _ in self._rules)
+        """The number of mixtures that take effect at later positions."""
+        return sum(start > self.position for start, _ in self._mixtures)
 
     def fork(self) -> "Draws":
-        """A copy at the same position; from now on the two are independent."""
+        """Returns an independent copy at the same position."""
         twin = copy.copy(self)
-        twin.counts, twin._rules = dict(self.counts), self._rules.copy()
+        twin.counts, twin._mixtures = dict(self.counts), self._mixtures.copy()
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dicts only, so it fits into JSON."""
-        ruling = list(self._rules)[-1 - self.waiting :]
-        # Since when the first one rules does not matter: equal places, equal states.
-        rules = [[max(start, self.position), mixture.probabilities] for start, mixture in ruling]
-        return {"seed": self.seed, "position": self.position, "counts": dict(self.counts), "rules": rules}
+        """Returns numbers, strings, lists and dicts only, so that it fits into JSON."""
+        in_effect = list(self._mixtures)[-1 - self.waiting :]
+        # The start of the first one does not matter any more: equal positions have equal states.
+        mixtures = [[max(start, self.position), mixture.probabilities] for start, mixture in in_effect]
+        return {
+            "version": VERSION,
+            "seed": self.seed,
+            "position": self.position,
+            "counts": dict(self.counts),
+            "mixtures": mixtures,
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any], changed: Mixture | None = None) -> None:
-        """The next call of `rule` counts even if the mixture has not moved, unless the state ends with that mixture.
-
-        changed: the mixture from here on, if datasets were added or left out; the others keep their counts. If none
-            were, all goes on exactly, mixtures that are waiting included.
-        """
-        check_state("Draws", state, seed=is_whole, position=is_count, counts=by_name(is_count), rules=are(_is_rule))
-        if changed is not None and set(changed.names) != state["counts"].keys():
-            names = changed.names
-            counts = {name: state["counts"].get(name, 0) for name in names}
-            state = {**state, "counts": counts, "rules": [[state["position"], changed.probabilities]]}
-            self.counts = dict.fromkeys(names, 0)
-        check_names("Draws: state", self.counts, state["counts"], HINT)
-        rules = [(int(start), Mixture(probabilities)) for start, probabilities in state["rules"]]
-        for _, mixture in rules:
-            check_names("Draws: state: rules", self.counts, mixture)
-        starts = [start for start, _ in rules]
-        counted = sum(state["counts"].values())
-        if not rules or starts != sorted(starts) or starts[0] > state["position"] or counted > state["position"]:
-            raise ValueError(
-                f"Draws: the state is damaged: at position {state['position']}, {counted} draws are counted, and "
-                f"mixtures rule from {starts} on."
-            )
-        self._begin(state["seed"], int(state["position"]), dict(state["counts"]), rules)
-        self._seen = None
-
-
-def _is_rule(rule: object) -> bool:
-    """[from which position on, {name: probability}]."""
-    pair = isinstance(rule, list | tuple) and len(rule) == 2
-    return pair and is_count(rule[0]) and by_name(is_number)(rule[1])  # type: ignore[index]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues exactly there; the next `use` counts unless the state ends with the same probabilities."""
+        check_version("Draws", state)
+        check_keys("Draws", state, "seed", "position", "counts", "mixtures")
+        check_names("Draws: state", self.counts, state["counts"])
+        mixtures = [(start, Mixture(probabilities)) for start, probabilities in state["mixtures"]]
+        self._set(state["seed"], state["position"], dict(state["counts"]), mixtures)
+        self._last_used = None
 
 
 class Order:
-    """The order in which the examples of a dataset are drawn: `order[i]` is the index of the example after i others.
+    """The order in which the examples of a dataset are drawn: `order[i]` is the index of the i-th draw.
 
-    size: how many examples the dataset has. Passes follow each other without end, each in an order of its own that
-    depends on (seed, name, pass). The order is computed per example: nothing as large as the dataset is stored.
+    Passes follow each other without end, each in an order of its own that depends on (seed, name, pass). The order is
+    computed per example: nothing as large as the dataset is stored.
+
+    seed: of the draws.
+    name: of the dataset.
+    size: number of examples of the dataset.
+
+    >>> order = Order(seed=1, name="a", size=4)
+    >>> [order[i] for i in range(8)]
+    [3, 0, 1, 2, 3, 2, 0, 1]
     """
 
     def __init__(self, seed: int, name: str, size: int) -> None:
         self._key, self._size = (seed, "order", name), size
-        self._pass = -1  # the one whose permutation is at hand
+        self._pass = -1  # the pass of the permutation that is kept
 
     def __getitem__(self, drawn: int) -> int:
         number, place = divmod(drawn, self._size)

@@ -1,7 +1,7 @@
-"""A training loader whose batches are drawn as a mixture says, cut into epochs, with exact resume.
+"""`mixed_loader`: a training loader over mixed examples, cut into epochs, with exact resume.
 
-What is drawn is `sampling`'s. Here is what a trainer needs around it: a length, a place that is kept between epochs,
-and the state after what was handed out, whatever workers have read ahead.
+`MixtureSampler` draws. The loader adds a length, a position that is kept between epochs, and the state after the
+batches that were handed out, without those that workers have read ahead.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,21 +10,20 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
-from .._base.carrying import HINT
 from .._base.checks import check_names, check_whole
 from .._base.randomness import derive
 from .._base.ranks import ranks
 from ..mixture.mixture import Mixture, check_mixture
-from .interleave import MixtureSampler
+from .sampler import MixtureSampler
 
 _OURS = ("sampler", "batch_sampler", "shuffle", "drop_last", "generator")  # options that the mixture decides
 
 
 class MixedLoader:
-    """What `mixed_loader` returns: batches without end, cut into epochs; it keeps its place between them.
+    """The loader that `mixed_loader` returns: endless batches, cut into epochs; it keeps its position between them.
 
     It is not a DataLoader but has one, so that Lightning leaves the sampler alone whatever `use_distributed_sampler`
-    says. Its length is known, so that Lightning reads nothing ahead. Workers do, `num_workers * prefetch_factor`
+    is. Its length is known, so that Lightning reads nothing ahead. Workers do, `num_workers * prefetch_factor`
     batches, and one iterator serves all epochs: nothing that was drawn is lost.
     """
 
@@ -48,8 +47,7 @@ class MixedLoader:
         self.collate_fn = options.get("collate_fn") or default_collate
         self._seed, self._options = seed, options
         self._sampler: MixtureSampler | None = None
-        self._handed_out = 0  # batches, over resumes
-        self._refused: ValueError | None = None  # why the state that was loaded last was not
+        self._handed_out = 0  # batches, across resumes
         self._iterator: Iterator[Any] | None = None  # by this name Lightning stops its workers when a fit ends
 
     @property
@@ -73,8 +71,6 @@ class MixedLoader:
             yield batch
 
     def _opened(self) -> Iterator[Any]:
-        if self._refused is not None:
-            raise self._refused
         sampler = self._indices
         sampler.load_state_dict(sampler.state_dict(self._handed_out))  # back over what an abandoned iterator read ahead
         # Seeds of workers from a generator of its own: the model's random numbers do not change with the loader.
@@ -83,50 +79,42 @@ class MixedLoader:
         return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
 
     def examples_of(self, batches: int) -> int:
-        """Examples of so many batches of every process."""
+        """Counts the examples of this number of batches of every process."""
         return batches * self.batch_size * ranks()[1]
 
-    def begins_as(self, other: "MixedLoader") -> bool:
-        """Whether it is another one, not used yet, that would draw what `other` drew from its start."""
+    def is_fresh_copy_of(self, other: "MixedLoader") -> bool:
+        """Whether it is another loader, not used yet, that would draw what `other` drew from its start."""
         return self is not other and not self._handed_out and (self._seed, self._sizes) == (other._seed, other._sizes)
 
     @property
     def passes(self) -> dict[str, float]:
-        """How many times training has passed through each dataset, over all ranks, without what was read ahead."""
-        if self._sampler is None:  # also where a script asks before the processes are there
+        """{name: passes of training over the dataset so far, over all ranks, without what was read ahead}."""
+        if self._sampler is None:  # also before the processes are started
             return dict.fromkeys(self._sizes, 0.0)
         counts = self._sampler.after(self._handed_out).counts
         return {name: counts[name] / size for name, size in self._sizes.items()}
 
     def state_dict(self, unfinished: int = 0) -> dict[str, Any]:
-        """The state after the batches that were handed out, but for the last `unfinished`. The same on all ranks."""
+        """Returns the state, the same on all ranks, after the batches that were handed out.
+
+        unfinished: the last batches that do not count yet.
+        """
         return self._indices.state_dict(self._handed_out - unfinished)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly there. A state of other data is refused when the next batch is asked for: Lightning loads it
-        before a callback can `go_on` with them.
-        """
-        try:
-            self.go_on(state)
-        except ValueError as error:
-            if HINT not in str(error):
-                raise
-            self._refused = error
-
-    def go_on(self, state: Mapping[str, Any], changed: bool = False) -> None:
-        """The same, refused at once. changed: datasets may have been added, left out, or have another size."""
-        self._indices.load_state_dict(state, changed)
+        """Continues exactly where the other loader was."""
+        self._indices.load_state_dict(state)
         self._handed_out = self._indices.drawn
-        self._iterator = self._refused = None
+        self._iterator = None
 
 
 def mixed_loader(
     train_sets: Mapping[str, Any], mixture: Mixture, batch_size: int, seed: int = 0, **options: Any
 ) -> MixedLoader:
-    """Batches of mixed examples: the loader for `Trainer.fit`, or what a datamodule's `train_dataloader` returns.
+    """Returns batches of mixed examples: the loader for `Trainer.fit`, or for a datamodule's `train_dataloader`.
 
     train_sets: {name: map-style dataset}.
-    mixture: how often each of them is drawn; a `BalanceCallback` with the same object changes it.
+    mixture: probability of each dataset; a `BalanceCallback` with the same object changes it.
     batch_size: examples per batch and process.
     seed: for the draws and for the order within each pass.
     options: passed on to the DataLoader: num_workers, collate_fn, pin_memory, ...

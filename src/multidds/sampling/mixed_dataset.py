@@ -1,28 +1,27 @@
-"""One torch dataset over several, in which every index is a position in the sequence of draws (`draws`).
+"""`MixedDataset`: one torch dataset over several, in which every index is a position in the sequence of draws.
 
-Whoever reads it, and when, finds what `MixtureSampler` draws. When the mixture moves, and how far a loader has read
-ahead by then, is for a trainer's callback to say; without one, an index is just an index.
+Reading is deterministic: index i gives the i-th draw of `MixtureSampler` in any process. A trainer's callback passes on
+when a new mixture takes effect and what training has consumed; without one, an index is just an index.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset
 
-from .._base.carrying import HINT
-from .._base.checks import by_name, check_names, check_sizes, check_state, check_whole, is_count, is_state
+from .._base.checks import check_names, check_whole
+from .._base.state import check_keys, check_sizes, check_version
 from ..mixture.mixture import Mixture, check_mixture
 from .draws import Draws, Order
-from .shared_mixtures import SharedMixtures, shared
+from .shared_mixtures import SharedMixtures, shared_zeros
 
 
 class MixedDataset(Dataset[Any]):
-    """Several datasets as one, from which examples are drawn as the mixture says.
+    """Several datasets as one, from which examples are drawn with the probabilities of a mixture.
 
     datasets: {name: torch dataset, `datasets.Dataset`, or a stream}.
-    mixture: how often each of them is drawn.
+    mixture: probability of each dataset.
     seed: for the draws.
     batch_size: examples per batch. Only needed for streams with several workers and without a callback, so that the
         batches are those that a single reader would make.
@@ -39,6 +38,8 @@ class MixedDataset(Dataset[Any]):
     def __new__(
         cls, datasets: Mapping[str, Any], mixture: Mixture, seed: int = 0, batch_size: int | None = None
     ) -> "MixedDataset":
+        from .mixed_streams import MixedStreams  # which is a MixedDataset itself
+
         streams = isinstance(datasets, Mapping) and any(map(is_stream, datasets.values()))
         kind = MixedStreams if streams else MixedExamples
         return super().__new__(kind if cls is MixedDataset else cls)
@@ -68,28 +69,32 @@ class MixedDataset(Dataset[Any]):
             check_whole("MixedDataset", batch_size=batch_size)
         self._sized, self._seed = sized, seed
         self._length = sum(sized.values())  # of an epoch
-        self._epoch = shared(1, dtype=torch.int64)
-        self._attached = False  # to a callback, which says when the mixture moved and what was consumed
+        self._epoch = shared_zeros(1, dtype=torch.int64)
+        self._attached = False  # to a callback
         self._capacity = 8  # mixtures that a lagging reader can find
         self._unit = batch_size  # examples that one worker reads in a row
         self._step: int | None = None  # examples of an optimizer step, over all processes
         self.restart()
 
     def restart(self) -> None:
-        """Back to the first position, with the mixture of this moment."""
+        """Goes back to the first position, with the mixture of this moment."""
         self._begin(Draws(self.mixture, self._seed))
 
     def _begin(self, draws: Draws) -> None:
         self._consumed = draws  # by training; without a callback: before this epoch
         self._seed = draws.seed
         self._orders = {name: Order(draws.seed, name, size) for name, size in self._sized.items()}
-        self._rules, self._known = SharedMixtures(self.mixture.names, self._capacity), 0  # for readers in workers
+        # For readers in workers, and how many of them the draws use.
+        self._later_mixtures, self._used = SharedMixtures(self.mixture.names, self._capacity), 0
         self._epoch.zero_()
 
     def attach(self, step: int, unit: int, rounds_to_remember: int, whole: int = 1) -> None:
-        """From a callback, before training: examples per optimizer step; examples that a worker reads in a row; for
-        how many steps a reader may lag behind; `whole`: the examples of a batch, where an incomplete last one is
-        dropped. An epoch becomes a whole number of steps: those of an ordinary script.
+        """Prepares for a callback, before training. An epoch becomes a whole number of steps.
+
+        step: examples per optimizer step, over all processes.
+        unit: examples that a worker reads in a row.
+        rounds_to_remember: steps by which a reader may lag behind.
+        whole: examples of a batch, if an incomplete last one is dropped.
         """
         self._attached, self._step, self._unit = True, step, unit
         self._capacity = rounds_to_remember + 8
@@ -99,70 +104,64 @@ class MixedDataset(Dataset[Any]):
 
     @property
     def position(self) -> int:
-        """How many examples training has consumed, over all processes."""
+        """Examples that training has consumed, over all processes."""
         return self._consumed.position
 
     def consume(self, count: int) -> None:
-        """From a callback: training has seen the next `count` examples."""
+        """Counts the next `count` examples as seen by training. For callbacks."""
         self._consumed.skip_to(self.position + count)
 
-    def rule_from(self, position: int) -> None:
-        """If the mixture has moved since the last call, it rules from this position on."""
-        if self._consumed.rule(self.mixture, position):
-            self._known = self._rules.add(position, self.mixture.probabilities)
+    def mixture_changed(self, effective_from: int) -> None:
+        """Lets the mixture take effect from this position on, if it has moved since the last call. For callbacks."""
+        if self._consumed.use(self.mixture, effective_from):
+            self._used = self._later_mixtures.add(effective_from, self.mixture.probabilities)
 
     @property
     def examples(self) -> dict[str, int]:
-        """How many examples of each dataset training has consumed, over all processes."""
+        """{name: examples that training has consumed, over all processes}."""
         return dict(self._consumed.counts)
 
     @property
     def passes(self) -> dict[str, float]:
-        """How often training has gone through each dataset of known size, over all processes."""
+        """{name: passes of training over the dataset so far, over all processes}, for datasets of known size."""
         return {name: self._consumed.counts[name] / size for name, size in self._sized.items()}
 
     @property
     def places(self) -> dict[str, Any]:
-        """Where training is in each stream that can tell it."""
+        """{name: state of the stream where training is}, for streams that have states."""
         return {}
 
     def set_epoch(self, epoch: int) -> None:
-        """The loader calls it before it begins an epoch."""
+        """Begins an epoch; the loader calls it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after what training has consumed, mixtures that are still to take effect included."""
+        """Returns the state after what training has consumed, with mixtures that are still to take effect."""
         return {**self._consumed.state_dict(), "sizes": dict(self.sizes)}
 
-    def check_state(self, state: Mapping[str, Any], changed: bool = False) -> None:
-        """Refuse a state of other data."""
-        check_state("MixedDataset", state, sizes=by_name(lambda size: size is None or is_count(size)))
-        if not changed:
-            check_sizes("MixedDataset", self.sizes, state["sizes"], HINT)
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
-        """Go on exactly there. changed: datasets may have been added, left out, or have another size; those that are
-        still there keep their counts.
-        """
-        self.check_state(state, changed)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues exactly where the other dataset was."""
+        check_version("MixedDataset", state)
+        check_keys("MixedDataset", state, "sizes")
+        check_sizes("MixedDataset", self.sizes, state["sizes"])
         consumed = self._consumed.fork()
-        consumed.load_state_dict(state, self.mixture if changed else None)
+        consumed.load_state_dict(state)
         self._begin(consumed)
 
 
 class MixedExamples(MixedDataset):
-    """All datasets have a length and indices."""
+    """A `MixedDataset` whose datasets all have a length and indices."""
 
     def _begin(self, draws: Draws) -> None:
         super()._begin(draws)
         # Made in the process that reads; a copy of the dataset in another process makes its own.
-        self._reader: tuple[Draws, int] | None = None  # and how many of the later mixtures it knows
+        self._reader: tuple[Draws, int] | None = None  # and how many of the later mixtures it uses
         self._any_order: AnyOrder | None = None
 
     def set_epoch(self, epoch: int) -> None:
         start = epoch * self._length
-        if not self._attached:  # nobody else says what was consumed, and when the mixture moved
+        if not self._attached:  # nothing else counts what was consumed, or notices that the mixture moved
             self._go_to(start)
-            self.rule_from(start)
+            self.mixture_changed(start)
         elif start > self.position:
             raise ValueError(
                 f"MixedDataset: epoch {epoch} begins at position {start}, but training has only consumed "
@@ -184,7 +183,7 @@ class MixedExamples(MixedDataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The examples of a batch, in one call per dataset where the dataset offers that."""
+        """Returns the examples of a batch, by one call per dataset if the dataset offers that."""
         start = int(self._epoch.item()) * self._length
         draw_at = self._drawn_in_order() if self._attached else self._drawn_in_any_order(start)
         drawn: list[str] = []
@@ -195,14 +194,14 @@ class MixedExamples(MixedDataset):
             name, count = draw_at(start + index)
             drawn.append(name)
             places[name].append(self._orders[name][count])
-        found = {name: iter(_several(self.datasets[name], wanted)) for name, wanted in places.items() if wanted}
-        return [next(found[name]) for name in drawn]
+        examples = {name: iter(_several(self.datasets[name], wanted)) for name, wanted in places.items() if wanted}
+        return [next(examples[name]) for name in drawn]
 
     def _drawn_in_order(self) -> Callable[[int], tuple[str, int]]:
-        """What stands at a position, where a callback may add mixtures at any time: positions only rise."""
-        draws, known = self._reader or (self._consumed.fork(), self._known)
-        # All that rule before a position are there before it is asked for.
-        self._reader = draws, self._rules.tell(draws, known)
+        """Returns position -> draw, for rising positions, while a callback may add mixtures at any time."""
+        draws, used = self._reader or (self._consumed.fork(), self._used)
+        # All that take effect before a position are there before it is asked for.
+        self._reader = draws, self._later_mixtures.bring_up_to_date(draws, used)
 
         def draw_at(position: int) -> tuple[str, int]:
             if position < draws.position:
@@ -217,139 +216,44 @@ class MixedExamples(MixedDataset):
         return draw_at
 
     def _drawn_in_any_order(self, start: int) -> Callable[[int], tuple[str, int]]:
-        """What stands at a position of the epoch that begins at `start`, where no mixture moves in the middle of it."""
+        """Returns position -> draw, for the epoch that begins at `start`, within which no mixture changes."""
         if self._any_order is None or self._any_order.start != start:
-            self._known = self._rules.tell(self._consumed, self._known)  # in a worker that outlives epochs
+            # In a worker that outlives epochs, mixtures came after its copy was made.
+            self._used = self._later_mixtures.bring_up_to_date(self._consumed, self._used)
             self._go_to(start)
             self._any_order = AnyOrder(self._consumed.fork(), self._length)
         return self._any_order.draw_at
 
 
-class MixedStreams(MixedDataset, IterableDataset[Any]):
-    """At least one dataset is a stream. The training is one endless epoch."""
-
-    def _begin(self, draws: Draws) -> None:
-        super()._begin(draws)
-        self._skipped = 0  # positions that the Trainer will ask for again after a resume, and throw away
-        self._places: dict[int, dict[str, Any]] = {}  # {position: places of the streams}, where a step may end
-
-    def set_epoch(self, epoch: int) -> None:
-        if epoch > 0:  # a finished training was resumed: the Trainer throws nothing away
-            self._skipped = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        examples = self._examples(worker, workers, alone=info is None)
-        if self._skipped:
-            batches = range(worker, self._skipped // (self._unit or 1), workers)  # this worker's
-            example = next(examples)
-            for _ in range(len(batches) * (self._unit or 1) + 1):  # nothing is read for what is thrown away
-                yield example
-        yield from examples
-
-    def _examples(self, worker: int, workers: int, alone: bool) -> Iterator[Any]:
-        streams = {name: StreamReader(name, d) for name, d in self.datasets.items() if is_stream(d)}
-        draws, known = self._consumed.fork(), self._known
-        if alone:
-            for name, place in self._places.get(draws.position, {}).items():
-                streams[name].load_state_dict(place)
-        while True:
-            number = draws.position // (self._unit or 1)
-            known = self._rules.tell(draws, known)
-            name, count = draws.draw()
-            if number % workers != worker:
-                continue
-            part = self.datasets[name]
-            example = next(streams[name]) if name in streams else part[self._orders[name][count]]
-            if alone and self._step is not None and draws.position % self._step == 0:
-                self._places[draws.position] = {n: s.state_dict() for n, s in streams.items() if s.stateful}
-            yield example
-
-    def consume(self, count: int) -> None:
-        super().consume(count)
-        for position in [position for position in self._places if position < self.position]:
-            del self._places[position]
-
-    @property
-    def places(self) -> dict[str, Any]:
-        return self._places.get(self.position, {})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "places": self.places}
-
-    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
-        self.check_state(state, changed)
-        check_state("MixedDataset", state, places=by_name(is_state))
-        super().load_state_dict(state, changed)
-        self._skipped = self.position
-        self._places = {self.position: {name: p for name, p in state["places"].items() if name in self.datasets}}
-
-
-class StreamReader:
-    """The examples of a stream, pass after pass, with its place where it can tell it."""
-
-    def __init__(self, name: str, stream: Any) -> None:
-        self.stateful = is_stateful(stream)
-        own = self.stateful or hasattr(stream, "set_epoch")
-        self._stream = copy.deepcopy(stream) if own else stream  # others may read the same object
-        self._name, self._pass = name, 0
-        self._iterator: Iterator[Any] | None = None
-
-    def __next__(self) -> Any:
-        for _ in range(2):  # the rest of this pass; if there is none, the next pass
-            if self._iterator is None:
-                if hasattr(self._stream, "set_epoch"):
-                    self._stream.set_epoch(self._pass)
-                self._iterator = iter(self._stream)
-            for example in self._iterator:
-                return example
-            self._iterator, self._pass = None, self._pass + 1
-        raise ValueError(f"MixedDataset: there are no examples in {self._name!r}.")
-
-    def state_dict(self) -> dict[str, Any]:
-        begun = self.stateful and self._iterator is not None
-        return {"pass": self._pass, "own": self._stream.state_dict() if begun else None}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._iterator, self._pass = None, int(state["pass"])
-        if state["own"] is not None:
-            self._stream.load_state_dict(state["own"])
-
-
 class AnyOrder:
-    """The draws of one epoch, asked for in any order. Every few of them a place is kept from which to look on."""
+    """The draws of one epoch, readable in any order: at regular distances a position is kept to start from."""
 
-    _COUNTS = 1 << 18  # that are kept, of all datasets at all places: some 20 megabytes
+    _MOST_COUNTS = 1 << 18  # of all datasets at all positions that are kept: some 20 megabytes
 
     def __init__(self, draws: Draws, length: int) -> None:
         self.start = draws.position
-        self._apart = max(64, -(-length * len(draws.counts) // self._COUNTS))  # positions from place to place
-        self._places = [draws]
+        self._distance = max(64, -(-length * len(draws.counts) // self._MOST_COUNTS))  # between kept positions
+        self._kept = [draws]
         self._reader = draws.fork()
 
     def draw_at(self, position: int) -> tuple[str, int]:
-        """The dataset of this position, and how often it was drawn before."""
-        if not 0 <= position - self._reader.position < self._apart:
-            self._reader = self._near(position)
+        """Returns the dataset at this position, and how many times it was drawn before."""
+        if not 0 <= position - self._reader.position < self._distance:
+            self._reader = self._kept_before(position).fork()
         self._reader.skip_to(position)
         return self._reader.draw()
 
-    def _near(self, position: int) -> Draws:
-        number = (position - self.start) // self._apart
-        while len(self._places) <= number:
-            place = self._places[-1].fork()
-            place.skip_to(place.position + self._apart)
-            self._places.append(place)
-        return self._places[number].fork()
+    def _kept_before(self, position: int) -> Draws:
+        number = (position - self.start) // self._distance
+        while len(self._kept) <= number:
+            following = self._kept[-1].fork()
+            following.skip_to(following.position + self._distance)
+            self._kept.append(following)
+        return self._kept[number]
 
 
 def is_stream(dataset: object) -> bool:
     return isinstance(dataset, IterableDataset)
-
-
-def is_stateful(stream: object) -> bool:
-    return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
 
 
 def _several(dataset: Any, places: list[int]) -> list[Any]:

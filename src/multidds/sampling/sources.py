@@ -1,7 +1,7 @@
-"""Where batches come from: one way to draw from loaders, functions and stateful objects, with exact resume.
+"""Batches from DataLoaders, lists, functions and stateful iterables, drawn in one way, with exact resume.
 
-`open_source` turns what a user has into a `Source`. Every draw runs under a seed made from (seed, name,
-pass, place in the pass) or from the number of the batch, and leaves every random state outside as it was.
+`open_source` turns what a user has into a `Source`. Every draw runs under a seed made from (seed, name, pass, place in
+the pass) or from the number of the batch, and leaves every random state outside as it was.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,28 +11,23 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
-from .._base.checks import check_state, is_count, is_state
+from .._base.checks import check_whole
 from .._base.randomness import derive, isolated
+from .._base.state import check_keys
 
 
 class Source(Protocol):
-    """What `open_source` returns."""
+    """A place in the batches of one dataset."""
 
     @property
     def passes(self) -> float:
-        """How often the data was gone through; a fraction where the length is known, 0 where there are no passes."""
+        """Passes over the data so far; a fraction if the length is known, 0 if there are no passes."""
 
     def draw(self, number: tuple[int, ...]) -> Any:
-        """The next batch. Its number seeds sources that are functions; the others have an order of their own."""
+        """Returns the next batch. Its number seeds sources that are functions; the others have their own order."""
 
     def skip(self) -> None:
-        """Go past the next batch, which another replica takes."""
-
-    def example(self) -> Any:
-        """Part of the data, always the same; None: the source has nothing like that. Nothing moves."""
-
-    def trial(self) -> Any:
-        """A batch, where there is an example. Nothing moves."""
+        """Goes past the next batch, which another rank takes."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -40,7 +35,12 @@ class Source(Protocol):
 
 
 def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Source:
-    """`owner` opens the error messages; (seed, role, name) separates the random numbers of sources."""
+    """Returns a source at its beginning, or an error that says what cannot be drawn from.
+
+    owner: opens the error messages.
+    role, name, seed: separate the random numbers of sources.
+    source: a DataLoader, a list of batches, another iterable, or a function generator -> batch.
+    """
     label, key = f"{owner}: {role} {name!r}", (seed, role, name)
     if callable(source) and not hasattr(source, "__iter__"):
         return _Function(key, source)
@@ -68,7 +68,7 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
 
 
 def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
-    """An object that keeps its own place has only one: two names for it would move each other's."""
+    """Raises a ValueError if two names share an object that keeps its own place: they would move each other's."""
     seen = set()
     for source in sources:
         if hasattr(source, "load_state_dict"):
@@ -78,7 +78,7 @@ def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
 
 
 def batches_of(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] = default_collate) -> "BatchesOf":
-    """Probe batches of a map-style dataset: examples drawn with replacement. For probes, not for training.
+    """Returns probe batches of a map-style dataset: examples drawn with replacement. For probes, not for training.
 
     dataset: a dataset with a length and indices.
     batch_size: examples per batch; larger batches make less noise.
@@ -90,16 +90,16 @@ def batches_of(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], 
         )
     if len(dataset) == 0:
         raise ValueError("batches_of: the dataset is empty.")
-    if batch_size < 1:
-        raise ValueError(f"batches_of: batch_size must be at least 1, but it is {batch_size}.")
+    check_whole("batches_of", batch_size=batch_size)
     return BatchesOf(dataset, batch_size, collate_fn)
 
 
 class BatchesOf:
-    """What `batches_of` returns: a function generator -> batch that can also give single examples, for batches that mix
-    datasets. Anything else with these names can, too.
+    """A function generator -> batch that can also give single examples, for batches that mix datasets.
 
-    splittable: whether all ranks draw the same batches, so that each may compute the gradients of other sets.
+    `batches_of` returns it. Any other function may have the same attributes.
+
+    splittable: whether all ranks draw the same batches, so that each rank may compute the gradients of other sets.
     """
 
     splittable = True
@@ -111,13 +111,13 @@ class BatchesOf:
         return self.collate_fn(self.examples(generator, self.batch_size))
 
     def examples(self, generator: torch.Generator, count: int) -> list[Any]:
-        """So many examples, drawn with replacement."""
+        """Draws `count` examples with replacement."""
         indices = torch.randint(len(self._dataset), (count,), generator=generator, device="cpu")
         return [self._dataset[i] for i in indices.tolist()]
 
 
 class _Function:
-    """A function generator -> batch: no order, no passes, no state; the number of the batch is everything."""
+    """A function generator -> batch: no order, no passes, no state; the number of a batch decides what is in it."""
 
     passes = 0.0
 
@@ -131,11 +131,6 @@ class _Function:
 
     def skip(self) -> None:
         pass
-
-    def example(self) -> Any:
-        return self.draw((0, 0))
-
-    trial = example
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -167,25 +162,6 @@ class _Loop:
     def skip(self) -> None:
         self.draw(())
 
-    def example(self) -> Any:
-        data: Any = self._iterable
-        if isinstance(data, DataLoader):
-            samplers = [data.sampler, getattr(data.batch_sampler, "sampler", None), data.batch_sampler]
-            if _streams(data) or any(hasattr(sampler, "num_replicas") for sampler in samplers):
-                return None
-            data = data.dataset
-        elif not isinstance(data, Sequence):
-            return None
-        with isolated(derive(*self._key, "example"), generators=self._generators()):
-            try:
-                return len(data), data[0], data[len(data) - 1]
-            except (TypeError, KeyError, IndexError):  # indices of another kind
-                return None
-
-    def trial(self) -> Any:
-        with isolated(derive(*self._key, "example"), generators=self._generators()):
-            return next(iter(self._iterable))
-
     def _next(self) -> Any:
         # One seed per batch, not per pass: a resumed pass needs no random state but the two numbers.
         with isolated(derive(*self._key, self._pass, self._place), generators=self._generators()), self._epoch():
@@ -195,7 +171,7 @@ class _Loop:
 
     @contextmanager
     def _epoch(self) -> Iterator[None]:
-        """A DistributedSampler shuffles by an epoch number, which is its own again afterwards."""
+        """Sets the epoch number by which a DistributedSampler shuffles, and puts its own back afterwards."""
         sampler = getattr(self._iterable, "sampler", None)
         if not isinstance(sampler, DistributedSampler):
             yield
@@ -208,13 +184,13 @@ class _Loop:
             sampler.set_epoch(before)
 
     def _generators(self) -> list[torch.Generator]:
-        """The generators that a DataLoader's shuffling uses, so that it can be seeded and put back."""
+        """Returns the generators that a DataLoader's shuffling uses, which are seeded and put back."""
         if not isinstance(self._iterable, DataLoader):
             return []
         batch_sampler = self._iterable.batch_sampler
         owners = [self._iterable, self._iterable.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
-        found = [getattr(owner, "generator", None) for owner in owners]
-        return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+        generators = [getattr(owner, "generator", None) for owner in owners]
+        return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
 
     @property
     def passes(self) -> float:
@@ -229,15 +205,15 @@ class _Loop:
         )
         if not repeatable:
             raise ValueError(
-                f"{self._label}: a {type(self._iterable).__name__} cannot be resumed exactly. Give a DataLoader over "
+                f"{self._label}: {type(self._iterable).__name__!r} cannot be resumed exactly. Give a DataLoader over "
                 "a map-style dataset, a list of batches, a function, or an object with state_dict and load_state_dict."
             )
         return {"pass": self._pass, "place": self._place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state(self._label, state, **{"pass": is_count, "place": is_count})
-        self._iterator, self._pass, self._place = None, int(state["pass"]), 0
-        while self._place < int(state["place"]):
+        check_keys(self._label, state, "pass", "place")
+        self._iterator, self._pass, self._place = None, state["pass"], 0
+        while self._place < state["place"]:
             try:
                 self._next()
             except StopIteration:
@@ -253,11 +229,8 @@ class _Stateful(_Loop):
 
     _loaded: Any = None  # its own state, as it was loaded
 
-    def example(self) -> Any:
-        return None
-
     def _generators(self) -> list[torch.Generator]:
-        return []  # part of the state that the object answers for
+        return []  # part of the object's own state
 
     def state_dict(self) -> dict[str, Any]:
         # In the middle of a pass without an iterator: loaded, and nothing drawn since.
@@ -267,15 +240,11 @@ class _Stateful(_Loop):
         return {"pass": self._pass, "place": self._place, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state(self._label, state, **{"pass": is_count, "place": is_count, "own": _is_none_or_state})
-        self._iterator, self._pass, self._place = None, int(state["pass"]), int(state["place"])
+        check_keys(self._label, state, "pass", "place", "own")
+        self._iterator, self._pass, self._place = None, state["pass"], state["place"]
         self._loaded = state["own"]
         if self._loaded is not None:
             self._iterable.load_state_dict(self._loaded)  # type: ignore[attr-defined]
-
-
-def _is_none_or_state(value: object) -> bool:
-    return value is None or is_state(value)
 
 
 def _streams(loader: DataLoader[Any]) -> bool:

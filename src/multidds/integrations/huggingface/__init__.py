@@ -3,7 +3,7 @@
 `MixedDataset` is the `train_dataset`; `BalanceCallback` learns its mixture while the Trainer trains.
 """
 
-from ...sampling.mixed_dataset import MixedDataset
+from ...sampling import MixedDataset
 from .callback import BalanceCallback
 
 __all__ = ["BalanceCallback", "MixedDataset"]

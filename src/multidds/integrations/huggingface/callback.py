@@ -19,7 +19,7 @@ from ..._base.carrying import CALLBACK_HINT, advising
 from ..._base.checks import check_whole
 from ...balancer.balancer import Balancer
 from ...probes.prober import Loss
-from ...sampling.mixed_dataset import MixedDataset
+from ...sampling import MixedDataset
 from ..options import takes_options_of
 from . import refusals
 from .logs import lay_out, log_change, log_update
@@ -179,14 +179,14 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         refusals.check_resuming(inexact, saved["position"], state.global_step, self._step)
         with advising(CALLBACK_HINT):
             self.balancer.load_state_dict(saved["balancer"], self._changed_data)
-            self._mixed.load_state_dict(saved["dataset"], self._changed_data)
+            self._mixed.load_state_dict(saved["dataset"])
         if self._changed_data:
             log_change(self._trainer, self.balancer.mixture.probabilities)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._mixed.consume(self._step)
         update = self.balancer.step()
-        self._mixed.rule_from(self._mixed.position + self._lag)
+        self._mixed.mixture_changed(self._mixed.position + self._lag)
         if update is not None:
             if len(self.balancer.history) == 1:
                 lay_out(self._trainer)

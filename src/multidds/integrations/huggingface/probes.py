@@ -11,8 +11,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 
 from ..._base.checks import listed, refuse
 from ...probes.prober import Loss
-from ...sampling.mixed_dataset import StreamReader, is_stream
-from ...sampling.sources import batches_of
+from ...sampling import StreamReader, batches_of, is_stream
 from ..restored_attributes import attributes_put_back
 from .refusals import OWNER, check_json
 

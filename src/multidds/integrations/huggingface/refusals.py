@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Trainer, TrainingArguments
 
 from ..._base.checks import Refusal, first_violation, listed, refuse
-from ...sampling.mixed_dataset import MixedDataset, is_stateful, is_stream
+from ...sampling import MixedDataset, is_stateful, is_stream
 
 OWNER = "BalanceCallback"
 

@@ -82,7 +82,7 @@ class BalanceCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         before, loader = self._loader, refusals.checked_loader(trainer.train_dataloader, self.mixture)
-        if self._module is pl_module and before is not None and loader.begins_as(before):
+        if self._module is pl_module and before is not None and loader.is_fresh_copy_of(before):
             loader.load_state_dict(before.state_dict())  # a datamodule has made it again for another fit
         self._loader = loader
         if self.balancer is None or self._module is not pl_module:
@@ -93,7 +93,7 @@ class BalanceCallback(Callback):
         state, self._loaded = self._loaded, None
         with advising(CALLBACK_HINT):
             self.balancer.load_state_dict(state["balancer"], self._changed_data)
-            loader.go_on(state["loader"], self._changed_data)
+            loader.load_state_dict(state["loader"])
         self._steps = int(state["steps"])
         if self._changed_data:
             log_change(trainer, self._steps, self.mixture.probabilities)

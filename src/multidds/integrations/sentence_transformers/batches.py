@@ -129,8 +129,8 @@ class MixedBatches:
         while self._reader.position < start:
             self._next()
         self.consume(len(self._read))
-        self._reader.rule(self.mixture)
-        self._consumed.rule(self.mixture)
+        self._reader.use(self.mixture)
+        self._consumed.use(self.mixture)
 
     def _next(self) -> tuple[str, list[int]]:
         name, _ = self._reader.draw()
@@ -152,10 +152,10 @@ class MixedBatches:
             self._places[name] = place
             self._examples[name] += size
 
-    def rule_from(self, position: int) -> None:
+    def mixture_changed(self, effective_from: int) -> None:
         """If the mixture has moved since the last call, it rules from this batch on."""
-        if self._consumed.rule(self.mixture, position):
-            self._reader.rule(self.mixture, position)
+        if self._consumed.use(self.mixture, effective_from):
+            self._reader.use(self.mixture, effective_from)
 
     @property
     def examples(self) -> dict[str, int]:
@@ -186,7 +186,7 @@ class MixedBatches:
         """
         if not changed:
             check_sizes(_OWNER, self.sizes, state["sizes"], HINT)
-        self._consumed.load_state_dict(state, self.mixture if changed else None)
+        self._consumed.load_state_dict(state)
         found = {name: state["places"].get(name, (0, 0)) for name in self.mixture.names}
         self._begin(self._consumed, {name: (int(p), int(b)) for name, (p, b) in found.items()})
         self._examples = {name: int(state["examples"].get(name, 0)) for name in self.mixture.names}

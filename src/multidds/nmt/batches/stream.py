@@ -125,7 +125,7 @@ class _MixedBatches:
 
     def batches(self, number: int, left_out: Mapping[str, list[int]] | None = None) -> list[list[Item]]:
         """left_out: of the same draws, when they were made before."""
-        self._draws.rule(self._mixture)
+        self._draws.use(self._mixture)
         if self._selections is not None:
             self._selections.begin(left_out)
         return cut(_drawn(self._items(), number * self._tokens, number), number)
@@ -145,7 +145,7 @@ class _MixedBatches:
         return {"examples": dict(self._draws.counts), "draws": self._draws.state_dict(), **places}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
-        self._draws.load_state_dict(state["draws"], self._mixture if changed else None)
+        self._draws.load_state_dict(state["draws"])
         if self._selections is not None:
             self._selections.move(state["places"])
 
@@ -161,7 +161,7 @@ class _UnmixedBatches:
 
     def batches(self, number: int, left_out: Mapping[str, list[int]] | None = None) -> list[list[Item]]:
         """left_out: of the same draws, when they were made before."""
-        self._draws.rule(self._mixture)
+        self._draws.use(self._mixture)
         for name, shelf in self._shelves.items():
             shelf.begin(None if left_out is None else left_out.get(name, []))
         return [self._shelves[self._draws.draw()[0]].next() for _ in range(number)]
@@ -178,7 +178,7 @@ class _UnmixedBatches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool) -> None:
-        self._draws.load_state_dict(state["draws"], self._mixture if changed else None)
+        self._draws.load_state_dict(state["draws"])
         shelves = state["shelves"]
         for name, shelf in self._shelves.items():
             if name in shelves or not changed:
