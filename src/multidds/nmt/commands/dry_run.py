@@ -12,6 +12,7 @@ from ..common.terminal import escaped, new_table
 from ..config.config import Config
 from ..model.transformer import make_model
 from ..prepare import Prepared
+from ..runs.earlier_run import earlier_run
 from ..training.length import planned_sentences, planned_steps, probe_passes, probe_share, within_budget
 from ..training.start_mixture import prior_of
 
@@ -44,7 +45,7 @@ def describe(config: Config, console: Console) -> None:
             f"an update every {settings.every} steps: {probe_passes(config)} passes over {settings.probe_tokens:,} "
             f"tokens, {probe_share(config):.1%} of the tokens of training between two updates"
         )
-    prior = prior_of(config, data)
+    prior = prior_of(config, data, earlier_run(config, prepared))
     rules = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES} | {
         "uniform": Mixture.uniform(sizes)
     }

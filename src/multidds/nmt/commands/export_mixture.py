@@ -15,7 +15,7 @@ from multidds.history.history import find_history, moments_of
 from ..common.errors import UserError
 from ..config.config import read_run, suggestion
 from ..runs.record_files import FILE, read_records
-from ..runs.records import Started, Updated
+from ..runs.records import mixtures_of
 
 History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), by rising step: what `Replay` takes
 
@@ -29,8 +29,7 @@ def read_history(run: Path) -> tuple[History, int]:
         return _history_elsewhere(run)
     read_run(run)  # says so where it is not a run
     records = read_records(run)
-    moved = (record for record in records if isinstance(record, Started | Updated))
-    history = [(record.step, record.mixture) for record in moved]
+    history = mixtures_of(records)
     if not history:
         raise UserError(f"{run / FILE}: has no mixture yet; is the run starting?")
     return history, max(record.step for record in records)

@@ -17,7 +17,7 @@ from ..config.config import Config, MixtureSettings, read_run
 from ..config.config_diff import HARMLESS, changed_keys
 from ..evaluation.scores import read_scores
 from ..runs.record_files import FILE, read_records
-from ..runs.records import AlignmentFacts, AnyRecord, Started, Updated, Validated
+from ..runs.records import AlignmentFacts, AnyRecord, Updated, Validated, mixtures_of
 from .mixture_runs import MixtureRun, read_courses
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
@@ -109,7 +109,7 @@ class Run:
     @property
     def mixtures(self) -> list[tuple[int, dict[str, float]]]:
         """(step, mixture from there on), from the prior to the last update."""
-        return [(record.step, record.mixture) for record in self.records if isinstance(record, Started | Updated)]
+        return mixtures_of(self.records)
 
 
 @dataclass

@@ -4,6 +4,7 @@ The words for the findings of an update are those of `Update.groups`, in records
 not import torch.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -121,3 +122,8 @@ class Scored(Record):
 
 AnyRecord = Started | DataChanged | Stepped | Updated | Validated | Scored
 ANY: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
+
+
+def mixtures_of(records: Iterable[AnyRecord]) -> list[tuple[int, Numbers]]:
+    """(step, mixture from there on), from the start of a run to its last update."""
+    return [(record.step, record.mixture) for record in records if isinstance(record, Started | Updated)]

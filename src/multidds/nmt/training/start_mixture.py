@@ -8,11 +8,18 @@ from multidds.mixture import Schedule
 
 from ..batches.sentences import Sentences
 from ..config.config import Config
+from ..runs.earlier_run import EarlierRun
+from ..runs.record_files import read_records
+from ..runs.records import Updated
 from .length import planned_sentences, planned_steps
 
 
-def prior_of(config: Config, data: Mapping[str, Sentences]) -> Mixture:
-    """The mixture of `[mixture] prior` for these training sets."""
+def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun | None = None) -> Mixture:
+    """The mixture of `[mixture] prior` for these training sets.
+
+    earlier: the run that the training starts from. If it has learned a mixture of some of these datasets, that takes
+        the place of "planned", and only new datasets get the share of the plan.
+    """
     settings = config.mixture
     sizes = {name: len(sentences) for name, sentences in data.items()}
     if settings.prior == "explicit":
@@ -25,11 +32,20 @@ def prior_of(config: Config, data: Mapping[str, Sentences]) -> Mixture:
     if settings.prior == "unimax":
         return Mixture.unimax(sizes, planned_sentences(config, data), settings.max_passes)
     if settings.prior == "planned":
+        learned = {} if earlier is None else _learned_by(earlier)
+        if any(learned.get(name) for name in sizes):
+            return Mixture.extended(learned, sizes, planned_sentences(config, data))
         weights = None
         if isinstance(settings.priority, dict) and not settings.switch_epoch:
             weights = {name: settings.priority.get(name, 0.0) for name in sizes}
         return Mixture.planned(sizes, planned_sentences(config, data), weights, settings.transfer)
     return Mixture.proportional(sizes)
+
+
+def _learned_by(earlier: EarlierRun) -> dict[str, float]:
+    """The mixture after the last update of a run; empty if there was none."""
+    updates = [record for record in read_records(earlier.weights.parent) if isinstance(record, Updated)]
+    return updates[-1].mixture if updates else {}
 
 
 def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Schedule | None:

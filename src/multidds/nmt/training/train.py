@@ -29,6 +29,7 @@ from ..model.transformer import make_model
 from ..noisy_pairs.noisy_pairs import NoisyPairs
 from ..prepare import Prepared
 from ..runs import checkpoints
+from ..runs.earlier_run import earlier_run
 from ..runs.record_files import check_free
 from ..runs.records import AnyRecord, Started, Stepped, Validated
 from ..runs.run_folder import check_beside, check_run_folder, open_run
@@ -37,6 +38,7 @@ from .checkpoint_state import load, saved
 from .length import learning_rate, planned_steps, within_budget
 from .progress import Display, Progress, RecentLosses, stop_signals
 from .start_mixture import prior_of, schedule_of
+from .start_weights import load_start_weights
 from .validation import MEASURES, Measured, is_better, mean_of, measure
 
 
@@ -52,6 +54,8 @@ def train(config: Config, folder: Path, show: Display, kind: "type[Training] | N
         show.line(line)
     with contextlib.closing(run), stop_signals(show, run.processes.size == 1) as stop, compiler_errors():
         at.lap("rest")
+        if config.train.start_from and not at.step:
+            run.validate(show)  # where the fine-tuning starts; it stays the best model if training does not improve it
         while not at.finished:
             batches, sentences, tokens = run.stream.next(run.steps_until_update())
             at.lap("data")
@@ -100,6 +104,7 @@ class Training:
         check_run_folder(config, folder, prepared)
         found = checkpoints.newest(folder, self._check_beside)
         self.passed_over = [] if found is None else found.passed_over
+        earlier = earlier_run(config, prepared) if found is None else None
 
         self.data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
         self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
@@ -108,11 +113,13 @@ class Training:
         self.config = config = within_budget(config, steps, None if found is None else read_run(folder)[0])
         seed_all(config.train.seed, [self.device])
         self.model = make_model(config, self.vocabulary).to(self.device)
+        if earlier is not None:
+            load_start_weights(self.model, config, earlier)
         if config.train.compile:
             self.model.compile_layers()
         self.optimizer = self._optimizer()
         self.averaged = AveragedWeights(self.model, config.train.average) if config.train.average else None
-        self.mixture = prior_of(config, self.data)
+        self.mixture = prior_of(config, self.data, earlier)
         self.schedule = schedule_of(config, self.data, self.mixture)
         self.noisy_pairs = self._noisy_pairs(steps) if config.examples.method == "dds" else None
         self.stream = self.make_stream(None if self.noisy_pairs is None else self.noisy_pairs.chances)
