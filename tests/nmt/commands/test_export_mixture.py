@@ -16,7 +16,8 @@ from surroundings import surroundings
 from torch.utils.data import DataLoader
 from toy_runs import Silent, small_config
 
-from multidds import Balancer, Mixture, Replay
+from multidds import Balancer, Mixture
+from multidds.mixture import Replay
 from multidds.nmt.commands.export_mixture import (
     FORMATS,
     average_mixture,

@@ -14,7 +14,8 @@ from conftest import ROOT, multidds
 from made_runs import make_run, read_lines, read_sealed_json, write_records, write_scores
 from toy_runs import SMALL
 
-from multidds import Update, save_history
+from multidds import Update
+from multidds.history import save_history
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import MixtureSettings
 from multidds.nmt.evaluation.significance import compare

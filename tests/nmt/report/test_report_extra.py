@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 from made_runs import make_run
 
-from multidds import Update, save_history
+from multidds import Update
+from multidds.history import save_history
 
 HIDDEN = (
     "ctranslate2",
