@@ -101,7 +101,7 @@ class Balancer:
         measurement = self._measurement(reward, rule, probes, pace, sources)
         self.mixture = mixture
         self.every = pace.every
-        self._estimator = Estimator(mixture.names, dev, self._prober, sources, measurement, part)
+        self._estimator = Estimator(mixture.names, self._prober, sources, measurement, part)
         self.priority = priority
         draws = steps * examples_per_step if steps is not None and examples_per_step is not None else None
         self._limits = limits.tracker(mixture.names, members, mixture.sizes, draws, steps)
@@ -276,20 +276,20 @@ class Balancer:
     @property
     def priority(self) -> Priority:
         """The priority of the dev sets. May be assigned at any time; the next update uses it."""
-        return self._estimator.dev.priority
+        return self._estimator.dev.weights.priority
 
     @priority.setter
     def priority(self, priority: Priority) -> None:
-        self._estimator.dev.priority = priority
+        self._estimator.dev.weights.priority = priority
 
     @property
     def dev_losses(self) -> dict[str, float] | None:
         """The losses of your last full validation, which rank the dev sets for low and high; None: the probe does."""
-        return self._estimator.dev.losses
+        return self._estimator.dev.weights.losses
 
     @dev_losses.setter
     def dev_losses(self, losses: Mapping[str, float] | None) -> None:
-        self._estimator.dev.losses = losses
+        self._estimator.dev.weights.losses = losses
 
     @property
     def parameters_changed(self) -> bool:

@@ -36,11 +36,11 @@ class DevBatches:
 
         update: its number, which seeds the draws and the passes.
         total: batches of each dev set, over all ranks.
-        keep: True draws all batches now, to use them more than once; so does a priority that ranks by their losses.
-            Otherwise the batches of a dev set are drawn when its gradient is taken.
+        keep: True draws all batches now, to use them more than once. Otherwise the batches of a dev set are drawn when
+            its gradient is taken.
         """
         drawn = DrawnDevBatches(self._prober, self._sources, update, total)
-        if keep or self.weights.ranks_by_probe:
+        if keep:
             drawn.keep(self.names)
         return drawn
 

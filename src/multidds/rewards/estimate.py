@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..probes.alignment import Alignment
-from ..probes.prober import Numbered
+from .dev_batches import DrawnDevBatches
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Round:
     dev_sets: {dev set: weight} of those that are probed; of a part, divided by their inclusion probabilities, so that
         on average over a rotation they count as the priority says.
     ranking: {dev set: loss} by which the priority ranked the dev sets.
-    dev_batches: {dev set: batches}, if they were drawn ahead; dev sets that are missing are drawn when they are probed.
+    dev_batches: the batches of the dev sets.
     """
 
     number: int
@@ -25,7 +25,7 @@ class Round:
     weights: dict[str, float]
     dev_sets: dict[str, float]
     ranking: Mapping[str, float]
-    dev_batches: Mapping[str, list[Numbered]]
+    dev_batches: DrawnDevBatches
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 from .._base.checks import check_names
 from .._base.state import check_keys
 from ..probes.probe_sources import ProbeSources
-from ..probes.prober import Numbered, Prober
-from .dev_weights import DevWeights
+from ..probes.prober import Prober
+from .dev_batches import DevBatches, DrawnDevBatches
 from .estimate import Estimate, Round
 from .rotation import Rotation
 
@@ -27,11 +27,8 @@ class Measurement(Protocol):
     def begin(self) -> int:
         """Adapts to the ranks that there are now; returns the probe batches of a set, over all ranks."""
 
-    def dev_batches(self, number: int, dev: DevWeights) -> dict[str, list[Numbered]]:
-        """Draws the dev batches that a round needs more than once; empty: none."""
-
-    def dev_loss(self, number: int, drawn: Mapping[str, list[Numbered]], name: str) -> float:
-        """Returns the loss of a dev set, by which priorities rank."""
+    def draw_dev_batches(self, dev: DevBatches, number: int, keep: bool) -> DrawnDevBatches:
+        """Draws the dev batches of a round: now, if they are kept to be used more than once, or when they are probed."""
 
     def measure(self, round_: Round) -> Estimate:
         """Measures the rewards of the datasets of a round."""
@@ -64,9 +61,9 @@ class Part:
 class Estimator:
     """Rewards of named datasets for named dev sets, by gradients of one model.
 
-    names, dev_names: of all datasets and dev sets.
+    names: of all datasets.
     prober: takes gradients of the model.
-    sources: of probe batches.
+    sources: of probe batches of the datasets and the dev sets.
     measurement: `GradientProbes` or `MixedBatches`.
     part: the part that a round probes, in rotation; None: every round probes everything.
     """
@@ -74,7 +71,6 @@ class Estimator:
     def __init__(
         self,
         names: Iterable[str],
-        dev_names: Iterable[str],
         prober: Prober,
         sources: ProbeSources,
         measurement: Measurement,
@@ -82,10 +78,9 @@ class Estimator:
     ) -> None:
         self._names = tuple(names)
         self._prober = prober
-        self._sources = sources
         self._measurement = measurement
         self._part = part
-        self.dev = DevWeights("Balancer", dev_names)
+        self.dev = DevBatches("Balancer", prober, sources)
         self._rounds = 0
         self._last_losses: dict[str, float] = {}  # of dev sets, if a part is probed and the priority ranks by losses
 
@@ -93,22 +88,25 @@ class Estimator:
         """Makes one round of probes. agreed: values that must be equal on all ranks; a mismatch is an error."""
         with self._prober.invisible():
             total = self._measurement.begin()
-            self._check_ranks({**agreed, "seeds, batches or updates": (self._prober.seed, total, self._rounds)})
+            place = (self._prober.seed, total, self._rounds)
+            own = {"datasets, or another order of them": self._names, "seeds, batches or updates": place}
+            self.dev.check_ranks({**own, **agreed})
             estimate = self._measurement.measure(self._round())
         self._rounds += 1
-        if self._part is not None and self.dev.ranks_by_probe and estimate.trouble is None:
+        if self._part is not None and self.dev.weights.ranks_by_probe and estimate.trouble is None:
             self._last_losses = self._last_losses | estimate.dev_losses
         return estimate
 
     def _round(self) -> Round:
         number = self._rounds
+        ranked = self._part is None and self.dev.weights.ranks_by_probe
+        drawn = self._measurement.draw_dev_batches(self.dev, number, keep=ranked)
         if self._part is None:
-            drawn = self._measurement.dev_batches(number, self.dev)
-            ranking = self.dev.ranking(lambda name: self._measurement.dev_loss(number, drawn, name))
+            ranking = self.dev.weights.ranking(drawn.loss)
         else:  # by the last probe of each dev set, and their mean before the first
             mean = sum(self._last_losses.values()) / max(1, len(self._last_losses))
-            drawn, ranking = {}, self.dev.ranking(lambda name: self._last_losses.get(name, mean))
-        weights = self.dev.weights(ranking, self._prober.replicas)
+            ranking = self.dev.weights.ranking(lambda name: self._last_losses.get(name, mean))
+        weights = self.dev.weights.weights(ranking, self._prober.replicas)
         datasets, dev_sets = self._names, dict(weights)
         if (part := self._part) is not None:
             train = Rotation(self._prober.seed, "train", part.datasets, part.groups)
@@ -116,14 +114,6 @@ class Estimator:
             datasets = tuple(train.sets_of(dict.fromkeys(self._names, 1.0), number))
             dev_sets = {name: weights[name] / share for name, share in dev.sets_of(weights, number).items()}
         return Round(number, datasets, weights, dev_sets, ranking, drawn)
-
-    def _check_ranks(self, agreed: Mapping[str, Any]) -> None:
-        """Refuses ranks that disagree: they would average gradients of different things, or wait for each other."""
-        mine = {"datasets, or another order of them": self._names, **self.dev.agreed(), **agreed}
-        first, *others = self._prober.replicas.gathered(mine)
-        for what, value in first.items():
-            if any(other[what] != value for other in others):
-                raise ValueError(f"Balancer: the ranks have different {what}.")
 
     def observe(self, name: str) -> None:
         """Takes .grad as a gradient of this dataset, for moving averages."""
@@ -141,8 +131,7 @@ class Estimator:
             "seed": self._prober.seed,
             "rounds": self._rounds,
             "last_losses": dict(self._last_losses),
-            "dev_weights": self.dev.state_dict(),
-            "sources": self._sources.state_dict(),
+            "dev": self.dev.state_dict(),
             "measurement": self._measurement.state_dict(),
         }
 
@@ -150,12 +139,11 @@ class Estimator:
         return self._measurement.tensors()
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        check_keys("Balancer", state, "seed", "rounds", "last_losses", "dev_weights", "sources", "measurement")
-        dev, measurement = copy.copy(self.dev), copy.copy(self._measurement)
-        dev.load_state_dict(state["dev_weights"])
+        check_keys("Balancer", state, "seed", "rounds", "last_losses", "dev", "measurement")
+        measurement = copy.copy(self._measurement)
         measurement.load_state_dict(state["measurement"], tensors)
-        self._sources.load_state_dict(state["sources"], state["seed"])
-        self.dev, self._measurement = dev, measurement
+        self.dev.load_state_dict(state["dev"], state["seed"])
+        self._measurement = measurement
         self._last_losses = dict(state["last_losses"])
         self._prober.seed = state["seed"]
         self._rounds = int(state["rounds"])

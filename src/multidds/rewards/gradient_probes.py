@@ -4,8 +4,7 @@ Step ahead, moving averages, the table of inner products, standard errors from t
 divided among the ranks are options of one walk over the sets (`probes.sweep`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,7 +21,7 @@ from ..probes.collectors import Direction, Losses, NonFinite
 from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Numbered, Prober
 from ..probes.sweep import Taken, sweep
-from .dev_weights import DevWeights
+from .dev_batches import DevBatches, DrawnDevBatches
 from .estimate import Estimate, Round
 from .formulas import Formula, redraw_noise
 from .kinds import Reward
@@ -102,19 +101,15 @@ class GradientProbes:
             )
         self._averages.observe(name)
 
-    def dev_batches(self, number: int, dev: DevWeights) -> dict[str, list[Numbered]]:
-        """Draws all dev batches if a step ahead or a ranking needs them more than once.
+    def draw_dev_batches(self, dev: DevBatches, number: int, keep: bool) -> DrawnDevBatches:
+        """Draws the dev batches of a round; for a step ahead they are kept.
 
         For steps ahead on datasets that are divided among the ranks, each rank needs the batches of all.
         """
-        if self._reward.ahead is None and not dev.ranks_by_probe:
-            return {}
-        apart = self._reward.ahead is not None and self._dev_splits()
-        with self._prober.replicas.raise_on_all_ranks(), self._prober.alone() if apart else nullcontext():
-            return {name: list(self._drawn("dev", name, number)) for name in self._dev_names}
-
-    def dev_loss(self, number: int, drawn: Mapping[str, list[Numbered]], name: str) -> float:
-        return self._prober.loss(("dev", name, number), self._dev_batches_of(number, drawn, name), self._total)
+        if self._reward.ahead is None or not self._dev_splits():
+            return dev.draw(number, self._total, keep=keep or self._reward.ahead is not None)
+        with self._prober.replicas.raise_on_all_ranks(), self._prober.alone():
+            return dev.draw(number, self._total, keep=True)
 
     def measure(self, round_: Round) -> Estimate:
         prober, reward = self._prober, self._reward
@@ -187,21 +182,10 @@ class GradientProbes:
     def _drawn(self, role: str, name: str, number: int) -> Iterator[Numbered]:
         return self._sources.batches(role, name, number, self._prober.numbers(self._total), self._total)
 
-    def _dev_batches_of(self, number: int, drawn: Mapping[str, list[Numbered]], name: str) -> Iterable[Numbered]:
-        if name not in drawn:
-            return self._drawn("dev", name, number)
-        numbers = self._prober.numbers(self._total)
-        return [(j, batch) for j, batch in drawn[name] if j in numbers]
-
-    def dev_gradient(self, round_: Round, name: str, after_each: AfterEach = None) -> tuple[Gradient, float]:
-        """Takes the gradient of one dev set; returns it and its loss."""
-        batches = self._dev_batches_of(round_.number, round_.dev_batches, name)
-        return self._prober.gradient(("dev", name, round_.number), batches, self._total, after_each)
-
     def _dev_gradients(self, round_: Round, after_each: AfterEach) -> dict[str, Taken]:
         """Returns the dev sets of positive weight; with a table, all of them."""
         return {
-            name: partial(self.dev_gradient, round_, name, after_each)
+            name: partial(round_.dev_batches.gradient, name, after_each)
             for name in self._dev_names
             if round_.dev_sets.get(name) or self._reward.table
         }
@@ -244,7 +228,7 @@ class GradientProbes:
         train = self._splittable("train")
         size = prober.replicas.size
         owners = {"train": owners_of(self._names, train, self._total, size)}
-        if ahead is None and not round_.dev_batches:  # else every rank has all dev batches, or its part
+        if ahead is None and not round_.dev_batches.kept:  # else every rank has all dev batches, or its part
             owners["dev"] = owners_of(dev, self._splittable("dev"), self._total, size)
         elif ahead and not self._dev_splits():
             return None

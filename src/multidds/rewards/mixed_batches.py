@@ -26,8 +26,8 @@ from ..probes.example_slopes import (
     step_size,
 )
 from ..probes.probe_sources import ProbeSources
-from ..probes.prober import Numbered, Prober
-from .dev_weights import DevWeights
+from ..probes.prober import Prober
+from .dev_batches import DevBatches, DrawnDevBatches
 from .estimate import Estimate, Round
 
 _OWNER = "Balancer"
@@ -69,15 +69,9 @@ class MixedBatches:
     def observe(self, name: str) -> None:
         """Does nothing: there are no moving averages of datasets."""
 
-    def dev_batches(self, number: int, dev: DevWeights) -> dict[str, list[Numbered]]:
-        return {}
-
-    def dev_loss(self, number: int, drawn: Mapping[str, list[Numbered]], name: str) -> float:
-        total = self._prober.replicas.size
-        return self._prober.loss(("dev", name, number), self._batches_of_set(name, number, total), total)
-
-    def _batches_of_set(self, name: str, number: int, total: int) -> Any:
-        return self._sources.batches("dev", name, number, self._prober.numbers(total), total)
+    def draw_dev_batches(self, dev: DevBatches, number: int, keep: bool) -> DrawnDevBatches:
+        """Draws one batch per rank of a dev set, when it is probed by itself."""
+        return dev.draw(number, self._prober.replicas.size, keep)
 
     def measure(self, round_: Round) -> Estimate:
         """Measures the mean slope of every dataset of the round. Inside `invisible`."""
@@ -125,10 +119,8 @@ class MixedBatches:
         dev, update = round_.dev_sets, round_.number
         if self._by_set:
             vector, losses = None, {}
-            total = self._prober.replicas.size
             for name, weight in dev.items():
-                batches = self._batches_of_set(name, update, total)
-                gradient, losses[name] = self._prober.gradient(("dev", name, update), batches, total)
+                gradient, losses[name] = round_.dev_batches.gradient(name)
                 vector = added(vector, gradient, weight)
             assert vector is not None
             return vector, losses
