@@ -17,6 +17,7 @@ from .._base.state import check_keys
 from ..rewards.memory import Posterior
 from .rule import Evidence
 
+_MAX_REWARD = 1e150  # |r| < 1e150, or its square would not be finite
 _MAX_Z = 3.0  # standard deviations: |z| <= 3, so that one dataset among thousands is not all that counts
 _CUT_BELOW = 0.5  # of the median reward
 _CUT_MARGIN = 1.0  # cut i only if r_i + 1 SE_i < 0.5 * (median(r) - 2 median(SE))
@@ -73,11 +74,9 @@ class Tilt:
         if evidence.posterior is not None:
             return self._tilted_by_posterior(evidence.posterior, plan)
         rewards = [evidence.rewards[name] for name in self._names]
-        if not all(map(math.isfinite, rewards)):
+        if not all(abs(reward) < _MAX_REWARD for reward in rewards):  # also NaN
             return None
         mean, spread = _mean_and_variance(rewards)
-        if not math.isfinite(spread):
-            return None
         errors = [evidence.errors[name] for name in self._names if name in evidence.errors]
         self._add(rewards, mean, spread, errors if all(map(math.isfinite, errors)) else [])
         self.signal = self._signal()

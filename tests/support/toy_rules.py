@@ -1,0 +1,27 @@
+"""Rules on lists of numbers in the place of names."""
+
+from multidds.rules import Evidence
+
+
+def by_place(values):
+    """{name: value}, with names in the order of the list."""
+    return {f"d{place:03}": value for place, value in enumerate(values)}
+
+
+class OnLists:
+    """The state of a rule for a mixture whose prior is also the plan."""
+
+    def __init__(self, settings, prior):
+        self._plan = by_place(prior)
+        self.state = settings.start(self._plan)
+
+    def step(self, rewards, errors=(), posterior=None):
+        evidence = Evidence(by_place(rewards), by_place(errors), posterior)
+        moved = self.state.step(evidence, self._plan)
+        return None if moved is None else [moved[name] for name in self._plan]
+
+    def state_dict(self):
+        return self.state.state_dict()
+
+    def load_state_dict(self, state):
+        self.state.load_state_dict(state)
