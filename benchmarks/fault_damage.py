@@ -109,7 +109,7 @@ def openers(folder: Path, path: Path) -> Any:
     """Open a file as the commands do that read it. What was passed over, if that is how damage is met."""
     from multidds.nmt.common.checksummed import sha256
     from multidds.nmt.config.config import load_config, read_run
-    from multidds.nmt.evaluation import scores, translate
+    from multidds.nmt.evaluation import read_export, scores
     from multidds.nmt.prepare import Prepared, vocabulary
     from multidds.nmt.prepare.catalogues.folder import Folder, check_made
     from multidds.nmt.runs import checkpoints
@@ -134,7 +134,7 @@ def openers(folder: Path, path: Path) -> Any:
         return "" if found is None else found.passed_over
     config, _ = read_run(folder)
     if path.parent.name == "export":
-        return translate.read_export(folder / "export") and ""
+        return read_export(folder / "export") and ""
     if path.name == "best.safetensors":
         return checkpoints.read(path, "numpy") and ""
     read_records(folder)

@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from multidds.nmt.config.config import Config, load_config, read_run
-from multidds.nmt.evaluation import translate as translating
+from multidds.nmt.evaluation import Translator, export
+from multidds.nmt.evaluation.export import longest_translation
+from multidds.nmt.evaluation.translate import BATCH_TOKENS
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.encode import ShardEncoder
 from multidds.nmt.prepare.resumable_tasks import start_worker
@@ -163,17 +165,17 @@ def translation(run: Path, sentences: int, threads: list[int], repeat: int) -> l
     lines = list(islice(cycle(line for line in prepared.test_lines(pair.name, "source") if line.strip()), sentences))
     rows = []
     for count in threads:
-        translator = translating.Translator(run, count)
+        translator = Translator(run, count)
         tokens = [
             part for line in lines for part in translator._parts(translator.tokens(line, pair.source, pair.target))
         ]
         settings = {
             "beam_size": config.translate.beam,
             "length_penalty": config.translate.length_penalty,
-            "max_batch_size": translating._BATCH_TOKENS,
+            "max_batch_size": BATCH_TOKENS,
             "batch_type": "tokens",
             "max_input_length": 0,
-            "max_decoding_length": translating._longest(config),
+            "max_decoding_length": longest_translation(config),
             "disable_unk": True,
         }
         a, b, ratio = ratios(
@@ -200,7 +202,7 @@ def starting(run: Path, repeat: int) -> list[dict[str, Any]]:
     config, _ = read_run(run)
     pair = config.data.pairs[-1]
     line = Prepared(config).test_lines(pair.name, "source")[0]
-    translating.export(run)
+    export(run)
     commands = {
         "python -c pass": ["-c", "pass"],
         "multidds --help": ["-m", "multidds", "--help"],

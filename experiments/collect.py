@@ -19,8 +19,9 @@ from domains import commit, rounded
 
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.config.config import read_run
+from multidds.nmt.evaluation import export
 from multidds.nmt.evaluation.scores import read_scores, scored_lines
-from multidds.nmt.evaluation.translate import export, open_model
+from multidds.nmt.evaluation.translate import open_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs.record_files import read_records
 from multidds.nmt.runs.records import Updated, Validated

@@ -18,8 +18,8 @@ from multidds.nmt.commands.verify import verify
 from multidds.nmt.common.checksummed import check_digest, checksummed, read_checksummed, sha256, write_checksummed
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.common.files import locked
+from multidds.nmt.evaluation import Translator, read_export
 from multidds.nmt.evaluation.evaluate import evaluate
-from multidds.nmt.evaluation.translate import Translator, read_export
 from multidds.nmt.prepare import prepare
 from multidds.nmt.prepare.catalogues import build
 from multidds.nmt.report import report

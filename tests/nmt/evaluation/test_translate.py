@@ -15,8 +15,8 @@ from multidds.nmt.batches.batch import assemble
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import read_run
+from multidds.nmt.evaluation import Translator
 from multidds.nmt.evaluation.significance import compare
-from multidds.nmt.evaluation.translate import Translator
 from multidds.nmt.model.transformer import make_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.encode import Encoder
@@ -96,11 +96,11 @@ def test_long_lines_are_split_or_refused_and_never_cut(tiny, monkeypatch):
     line = made_up_languages.shift(" ".join(words[i] for i in rng.integers(0, len(words), 150)))
     translator = Translator(tiny / "runs" / "tiny", threads=1)
     for text in (line, line.replace(" ", ". "), line.replace(" ", ""), "b " * 61):
-        parts = list(translator._parts(translator.tokens(text, "shift", "base")))
+        parts = list(translator.parts(*translator.tokens([text], "shift", "base")))
         assert len(parts) > 1
-        assert [piece for part in parts for piece in part] == translator.tokens(text, "shift", "base")
+        assert [piece for part in parts for piece in part] == translator.tokens([text], "shift", "base")[0]
         assert all(0 < len(part) <= 60 for part in parts)
-    assert all(part[0].startswith("▁") for part in translator._parts(translator.tokens(line, "shift", "base")))
+    assert all(part[0].startswith("▁") for part in translator.parts(*translator.tokens([line], "shift", "base")))
     done = multidds("translate", "runs/tiny", "--from", "shift", cwd=tiny, input=line + "\n")
     assert len(done.stdout.splitlines()) == 1
     assert len(done.stdout.split()) > 9
@@ -207,7 +207,7 @@ def test_translation_reads_the_very_tokens_of_training(tiny, monkeypatch):
         encoder = Encoder.load(config, prepared.folder, language, "source")
         for text in ("ma zz ab", "abc\u0436 </s> <s>", "<2base> \u2581", *words_of(tiny, language)):
             expected = [prepared.vocabulary["source"][i] for i in encoder.encode([text])[0]]
-            assert translator.tokens(text, language, "base") == expected
+            assert translator.tokens([text], language, "base") == [expected]
 
 
 def words_of(tiny, language):

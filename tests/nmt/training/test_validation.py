@@ -14,11 +14,12 @@ from multidds.nmt.batches.batch import assemble, packed
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
-from multidds.nmt.evaluation.translate import Translator, text_of
+from multidds.nmt.evaluation import Translator
+from multidds.nmt.evaluation.translate import text_of
 from multidds.nmt.model.transformer import Transformer, make_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
-from multidds.nmt.training.dev_bleu import dev_bleu, spread
+from multidds.nmt.training.dev_bleu import dev_bleu, evenly_spaced
 from multidds.nmt.training.train import Training, train
 from multidds.nmt.training.validation import Measured, is_better, measure, ngram_counts, ngram_sums, soft_bleu
 
@@ -201,9 +202,9 @@ def test_patience_follows_the_measure_and_needs_one(corpus, monkeypatch, tmp_pat
 
 
 def test_sentences_to_translate_are_spread_over_the_dev_set():
-    assert spread(10, 3) == [0, 3, 6]
-    assert spread(3, 10) == [0, 1, 2]
-    assert len(set(spread(1000, 999))) == 999
+    assert evenly_spaced(10, 3) == [0, 3, 6]
+    assert evenly_spaced(3, 10) == [0, 1, 2]
+    assert len(set(evenly_spaced(1000, 999))) == 999
 
 
 def test_the_best_model_by_translation_is_scored_with_its_signature(corpus, monkeypatch, tmp_path):
@@ -235,7 +236,7 @@ def test_dev_sets_are_translated_as_the_command_translates_them(corpus, monkeypa
     for pair in config.data.pairs:
         sentences = run.dev[pair.name]
         source, target = [], []
-        for i in spread(len(sentences), 20):
+        for i in evenly_spaced(len(sentences), 20):
             tokens = sentences.tokens(i)
             source.append(text_of([run.vocabulary["source"][t] for t in tokens[0][1:]]))  # without the tag
             target.append(text_of([run.vocabulary["target"][t] for t in tokens[1]]))

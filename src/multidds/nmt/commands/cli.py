@@ -205,7 +205,7 @@ def translate(
     threads: Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")] = 0,
 ) -> None:
     """Translate lines from standard input or a file."""
-    from ..evaluation.translate import Translator
+    from ..evaluation import Translator
     from ..prepare.text_files import lines_of
 
     if long_lines not in (None, "split", "refuse"):

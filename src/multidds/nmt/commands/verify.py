@@ -12,9 +12,9 @@ from typing import TypeVar
 from ..common.checksummed import check_digest
 from ..common.errors import UserError
 from ..config.config import VOCABULARY, read_run
+from ..evaluation import read_export
 from ..evaluation.scores import FILE as SCORES
 from ..evaluation.scores import read_scores
-from ..evaluation.translate import read_export
 from ..prepare.catalogues.folder import MANIFEST as CORPUS
 from ..prepare.catalogues.folder import read_manifest as read_corpus
 from ..prepare.prepared import MANIFEST as PREPARED

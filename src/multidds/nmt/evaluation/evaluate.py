@@ -1,7 +1,7 @@
-"""Test-set scores with sacreBLEU against the raw references.
+"""Scores of the test sets by sacreBLEU, against the raw references.
 
 Writes scores.json, hypotheses/ and references/ into the run, so that significance.py can compare runs without the data
-they were trained on. Does not import torch.
+that they were trained on. Does not import torch.
 """
 
 import json
@@ -19,19 +19,21 @@ from ..common.escaping import file_name
 from ..common.files import LOCK, locked, write_whole
 from ..config.config import read_run
 from ..prepare import Prepared
+from .export import STAMP, export
 from .scores import FILE, check_texts, read_scores
-from .translate import STAMP, Translator, export
+from .translate import Translator
 
-Say = Callable[[str], None]
-_AGAIN = "run 'multidds evaluate' again."
+Show = Callable[[str], None]
 
 
 def evaluate(
-    run: Path, threads: int = 0, say: Say = lambda text: None, notice: Say = lambda text: None
+    run: Path, threads: int = 0, show: Show = lambda text: None, notice: Show = lambda text: None
 ) -> dict[str, Any]:
-    """Translate all test sets with the best model, score them, and keep both; what is there already is used.
+    """Translates all test sets with the best model, scores them, and keeps both; existing scores are used again.
 
-    What is damaged is made again; `notice` is told.
+    threads: the number of threads; 0: one per core.
+    show: called with the present task.
+    notice: called with a line if something is damaged and made again.
     """
     config, facts = read_run(run)
     prepared = Prepared(config)
@@ -40,7 +42,7 @@ def evaluate(
             f"{run}: was trained on other data than is in {prepared.folder} now, and so were its test sets."
         )
     made_for = {
-        "model": read_checksummed(export(run, notice) / STAMP, _AGAIN),
+        "model": read_checksummed(export(run, notice) / STAMP, ""),
         "settings": json.loads(config.translate.model_dump_json()),
         "data": facts["data"],
     }
@@ -49,37 +51,29 @@ def evaluate(
         return scores
     with locked(run / f"scores{LOCK}", f"{run}: is being evaluated by another process."):
         translator = Translator(run, threads)
-        texts: dict[str, dict[str, list[str]]] = {}
+        pairs: dict[str, dict[str, Any]] = {}
+        files, signatures = {}, {}
         for pair in config.data.pairs:
-            say(f"translating {pair.name}")
-            sources = prepared.test_lines(pair.name, "source")
+            show(f"translating {pair.name}")
+            sources, references = (prepared.test_lines(pair.name, side) for side in ("source", "target"))
             hypotheses = list(translator.translate(sources, pair.source, pair.target, long_lines="split"))
-            texts[pair.name] = {"hypotheses": hypotheses, "references": prepared.test_lines(pair.name, "target")}
-        files = {}
-        for name, of_pair in texts.items():
-            for folder, lines in of_pair.items():
-                place = f"{folder}/{file_name(name)}.txt"
+            for folder, lines in (("hypotheses", hypotheses), ("references", references)):
+                place = f"{folder}/{file_name(pair.name)}.txt"
                 write_whole(run / place, "".join(line + "\n" for line in lines))
                 files[place] = sha256(run / place)
-        scores = {**_scored(texts), **made_for, "seed": config.train.seed, "files": files}
+            pairs[pair.name] = {"sentences": len(references)}
+            for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+                pairs[pair.name][key] = metric.corpus_score(hypotheses, [references]).score
+                signatures[key] = str(metric.get_signature())
+        averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in signatures}
+        scores = {"pairs": pairs, "average": averages, "signatures": signatures, **made_for}
+        scores |= {"seed": config.train.seed, "files": files}
         write_checksummed(run / FILE, scores)
     return scores
 
 
-def _scored(texts: dict[str, dict[str, list[str]]]) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    signatures: dict[str, str] = {}
-    for name, of_pair in texts.items():
-        pairs[name] = {"sentences": len(of_pair["references"])}
-        for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
-            pairs[name][key] = metric.corpus_score(of_pair["hypotheses"], [of_pair["references"]]).score
-            signatures[key] = str(metric.get_signature())
-    averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
-    return {"pairs": pairs, "average": averages, "signatures": signatures}
-
-
-def _existing(run: Path, notice: Say) -> dict[str, Any] | None:
-    """The scores of an earlier call, if the texts that they score are there and whole too."""
+def _existing(run: Path, notice: Show) -> dict[str, Any] | None:
+    """The scores of an earlier call, if they and the texts that they score are whole."""
     try:
         scores = read_scores(run)
         if scores is not None:

@@ -1,6 +1,6 @@
-"""The scores of an evaluated run as others read them: scores.json, and the texts that were scored.
+"""The scores of an evaluated run: readers of scores.json and of the texts that were scored.
 
-evaluate.py writes them. Needs neither CTranslate2 nor torch.
+`evaluate` writes them. Needs neither CTranslate2 nor torch.
 """
 
 import math
@@ -12,22 +12,21 @@ from ..common.errors import UserError
 from ..common.escaping import file_name
 
 FILE = "scores.json"
-_AGAIN = "run 'multidds evaluate' again."
+_REMEDY = "run 'multidds evaluate' again."
 
 
 def read_scores(run: Path) -> dict[str, Any] | None:
-    """Those of a run; None where it was not evaluated."""
+    """The scores of a run; None if it was not evaluated."""
     try:
-        return read_checksummed(run / FILE, _AGAIN)
+        return read_checksummed(run / FILE, _REMEDY)
     except FileNotFoundError:
         return None
 
 
-def check_texts(run: Path, scores: dict[str, Any]) -> int:
-    """A DamagedError unless the texts that were scored are there as they were. Returns how many there are."""
+def check_texts(run: Path, scores: dict[str, Any]) -> None:
+    """Raises a DamagedError unless the texts that were scored are unchanged."""
     for place, digest in scores["files"].items():
-        check_digest(run / place, digest, _AGAIN)
-    return len(scores["files"])
+        check_digest(run / place, digest, _REMEDY)
 
 
 def scored_lines(run: Path, folder: str, pair: str) -> list[str]:
@@ -35,12 +34,12 @@ def scored_lines(run: Path, folder: str, pair: str) -> list[str]:
     scores, place = read_scores(run), f"{folder}/{file_name(pair)}.txt"
     if scores is None or place not in scores["files"]:
         raise UserError(f"{run}: has no {folder} of {pair!r}; run 'multidds evaluate' on it.")
-    check_digest(run / place, scores["files"][place], _AGAIN)
+    check_digest(run / place, scores["files"][place], _REMEDY)
     return (run / place).read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
 def scores_of_both(run: Path, other: Path) -> dict[str, dict[str, Any]]:
-    """What `significance.compare` says, without the test: that takes sacreBLEU."""
+    """The result of `significance.compare` without the test, which needs sacreBLEU."""
     ours, theirs = (read_scores(folder) or {"pairs": {}} for folder in (run, other))
     return {
         name: {"bleu": facts["bleu"], "against": theirs["pairs"][name]["bleu"], "p": math.nan}

@@ -1,6 +1,6 @@
-"""Which of two runs translates better, and whether by chance: sacreBLEU's paired bootstrap on the texts that they keep.
+"""The significance of the difference between two runs: sacreBLEU's paired bootstrap on the texts that they keep.
 
-Reads hypotheses/ and references/ of evaluated runs; translates nothing, and needs neither CTranslate2 nor torch.
+Reads hypotheses/ and references/ of evaluated runs; needs neither CTranslate2 nor torch.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,10 @@ from .scores import scored_lines
 
 
 def compare(run: Path, other: Path, samples: int = 1000) -> dict[str, dict[str, Any]]:
-    """For every pair both runs have: scores of the two, and the p-value of their difference (paired bootstrap)."""
+    """Returns BLEU of both runs and the p-value of their difference, for every language pair that both have.
+
+    samples: the number of bootstrap samples.
+    """
     configs = [read_run(folder)[0] for folder in (run, other)]
     shared = [name for name in configs[0].data.names if name in configs[1].data.names]
     if not shared:
