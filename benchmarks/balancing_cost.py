@@ -10,7 +10,7 @@ backward, inner products, sketches, ...) are timed one by one, each without what
 scheme (n + n^2 passes of 8 random sentences) is counted for every n, measured whole at the smallest, and elsewhere the
 cost of one of its passes is multiplied.
 
-    python benchmarks/balancing_cost.py [--short] [--json FILE] [--corpus FOLDER]
+    python benchmarks/balancing_cost.py [--short | --tiny] [--json FILE] [--corpus FOLDER]
 
 The text is synthetic, with lengths like TED's and, for the demo's scale, like the catalogues'. --corpus is a folder
 in which recipes/catalogues.toml was prepared: the demo's scale is then measured on that text.
@@ -32,17 +32,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from multidds.gradients import vectors as gradients
+from multidds.gradients import vectors
+from multidds.gradients.layout import Whole
+from multidds.gradients.sketch import Sketcher
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.config.config import Config, load_config, parse_config
+from multidds.nmt.model.transformer import Transformer
 from multidds.nmt.prepare import prepare
 from multidds.nmt.training.length import in_parts, probe_shape, probe_share
 from multidds.nmt.training.train import Training
-from multidds.probes import alignment_table as table
-from multidds.probes import prober as probing
-from multidds.probes import sweep
-from multidds.rules import anchored, scorer
-from multidds.sampling import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY, STEP, PROBE = 1000, 9600, 4000  # the paper's M and step, and the probes of the goals; tokens
@@ -51,6 +49,7 @@ DEMO = {"aze": (439, 99), "bel": (433, 99), "glg": (1793, 233), "slk": (10417, 2
         "rus": (10897, 296), "por": (15003, 297), "ces": (10637, 297)}  # fmt: skip
 # In parts, by mixed batches: what may be spent on them.
 BUDGETS = {"parts-100": 0.015, "parts-1000": 0.04}
+AUTHORS = ("paper-8", "paper-2")  # scales at which the authors' scheme is measured too
 MODELS = {
     "tiny": {"encoder_layers": 1, "decoder_layers": 1, "width": 64, "inner": 128, "heads": 4},
     "small": {"encoder_layers": 3, "decoder_layers": 3, "width": 256, "inner": 512, "heads": 4},
@@ -132,23 +131,11 @@ class Parts:
     """Seconds inside named functions, each without the named functions that it calls."""
 
     PLACES = (
-        (probing.Prober, "_checked_loss", "forward"),
-        (probing.Prober, "forward", "forward"),
+        (Transformer, "forward", "forward"),
         (torch.autograd, "backward", "backward"),
-        (sources._Function, "draw", "drawing"),
-        (sweep.Direction, "dev", "inner products"),
-        (sweep.Direction, "train", "inner products"),
-        (table.Halves, "after_each", "sketches"),
-        (table.Halves, "dev", "sketches"),
-        (table.Halves, "train", "sketches"),
-        (table.Halves, "alignments", "sketches"),
-        (table.Table, "dev", "sketches"),
-        (table.Table, "train", "sketches"),
-        (table.Table, "alignment", "sketches"),
-        (anchored.Tilt, "step", "rule"),
-        (scorer.Logits, "step", "rule"),
-        (probing, "seed_all", "seeds and buffers"),
-        (probing.Prober, "_restore_buffers", "seeds and buffers"),
+        (Whole, "dot", "inner products"),
+        (Whole, "norm", "inner products"),
+        (Sketcher, "add", "sketches"),
     )
 
     def __init__(self) -> None:
@@ -279,7 +266,7 @@ def authors_pass(run: Training, count: int = 8) -> float:
         batch = assemble(items)
         (run.summed_loss(run.model, batch) / batch.tokens).backward()  # type: ignore[no-untyped-call]
         gradient = [p.grad for p in params]
-        gradients.dot(gradient, other) / gradients.norm(gradient)
+        vectors.dot(gradient, other) / vectors.norm(gradient)
         seconds.append(clock() - began)
         run.optimizer.zero_grad()
     return statistics.fmean(seconds)
@@ -331,6 +318,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="fewer turns, and n = 100 by multiplication alone")
+    parser.add_argument("--tiny", action="store_true", help="two datasets and one turn: to see whether it runs")
     parser.add_argument("--only", choices=["paper-8", "paper-100", "demo", *BUDGETS], help="one of the scales")
     parser.add_argument("--model", choices=list(MODELS), default="tiny", help="of the paper's scales")
     parser.add_argument("--threads", type=int, default=1)
@@ -350,6 +338,8 @@ def main() -> None:
         keep_freed_memory()
     json_path = args.json.resolve() if args.json else None
     rounds = {"paper-8": 3, "demo": 4} if args.short else {"paper-8": 9, "paper-100": 3, "demo": 12}
+    if args.tiny:
+        rounds = {"paper-2": 1}
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -360,12 +350,12 @@ def main() -> None:
             else:
                 n, budget = int(scale.split("-")[1]), BUDGETS.get(scale, 0.0)
                 config = paper_config(folder / scale, n, args.model, args.threads, budget)
-            found[scale] = measure(config, folder / scale / "runs", rounds.get(scale, 1), 2, scale == "paper-8")
+            found[scale] = measure(config, folder / scale / "runs", rounds.get(scale, 1), 2, scale in AUTHORS)
             show(f"{scale}: an update every {found[scale]['every']} steps", [found[scale]])
-            if scale == "paper-8":
+            if scale in AUTHORS:
                 found["schemes"] = schemes(found[scale])
                 show("the authors' scheme: passes counted, shares from the cost of one pass", found["schemes"])
-                if not args.short:
+                if scale == "paper-8" and not args.short:
                     found["authors at 8, whole"] = authors_whole(config, folder / scale / "whole")
                     print(f"the authors' scheme at n = 8, all passes made: {found['authors at 8, whole']:.4f}\n")
     for scale, goal in (("paper-8", 0.01), ("paper-100", 0.10)):

@@ -6,7 +6,7 @@ after loading (tokens, translation, text) against CTranslate2 alone on tokens ma
 Measurements are interleaved, and a figure is the median of the ratios. Start-up: seconds of CPU and wall time of whole
 processes. Text that is too short to measure is repeated.
 
-    python benchmarks/front.py [RECIPE] [--run RUN] [--json FILE]
+    python benchmarks/front.py [RECIPE] [--run RUN] [--tiny] [--json FILE]
 
 Without a recipe and a run, those of the made-up languages are prepared and trained in a temporary folder.
 """
@@ -231,12 +231,13 @@ def starting(run: Path, repeat: int) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------- all
 
 
-def made_up(folder: Path) -> tuple[Path, Path]:
-    """(recipe, run) of the made-up languages. The recipe has relative paths: this becomes the current folder."""
+def made_up(folder: Path, steps: int) -> tuple[Path, Path]:
+    """(recipe, run) of the made-up languages after some steps, in a folder that becomes the current one: paths of the
+    recipe are relative."""
     os.chdir(folder)
     recipe = ROOT / "recipes" / "tiny.toml"
     subprocess.run([sys.executable, ROOT / "examples" / "made_up_languages.py", "data/made-up"], check=True)
-    for command in (["prepare", recipe], ["train", recipe, "--run", "run", "--set", "train.max_steps=200"]):
+    for command in (["prepare", recipe], ["train", recipe, "--run", "run", "--set", f"train.max_steps={steps}"]):
         subprocess.run([sys.executable, "-m", "multidds", *command], check=True, stdout=subprocess.DEVNULL)
     return recipe, Path("run")
 
@@ -259,14 +260,17 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=100_000, help="training pairs to encode, at least about this many")
     parser.add_argument("--sentences", type=int, default=300, help="to translate")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="a few lines, once: to see whether it runs")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
+    if args.tiny:
+        args.lines, args.sentences, args.repeat = 100, 3, 1
     output = args.json.resolve() if args.json else None
-    cores = sorted({1, min(2, os.cpu_count() or 1), os.cpu_count() or 1})
+    cores = [1] if args.tiny else sorted({1, min(2, os.cpu_count() or 1), os.cpu_count() or 1})
     with tempfile.TemporaryDirectory() as name:
         recipe, run = args.recipe, args.run
         if recipe is None and run is None:
-            recipe, run = made_up(Path(name))
+            recipe, run = made_up(Path(name), 4 if args.tiny else 200)
         figures: dict[str, list[dict[str, Any]]] = {}
         config = load_config(recipe) if recipe else read_run(run)[0]
         figures["encoding"] = encoding(config, args.lines, cores, args.repeat)

@@ -7,7 +7,7 @@ Made-up text of many datasets is prepared by as many processes as asked for. Mea
 - training on it beside training on a hundredth of it: seconds until the first step is done, peak memory and open files
   in processes of their own, and CPU seconds per token in one process, by turns.
 
-    python benchmarks/large_data.py [--pairs 1000000] [--datasets 100] [--processes 2] [--folder DIR] [--json FILE]
+    python benchmarks/large_data.py [--tiny] [--pairs 1000000] [--datasets 100] [--folder DIR] [--json FILE]
 
 Ten million pairs need 4 GB of disk. Text that stands in the folder already is used again.
 """
@@ -45,7 +45,7 @@ max_length = 60
 
 [vocabulary]
 kind = "joint"
-size = 8000
+size = {vocabulary}
 sample = 100000
 
 [model]
@@ -80,7 +80,7 @@ def sizes_of(pairs: int, datasets: int) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def write_text(folder: Path, pairs: int, datasets: int) -> Path:
+def write_text(folder: Path, pairs: int, datasets: int, vocabulary: int) -> Path:
     """Sentences of 2 to 16 made-up words with Zipf's frequencies; each source language has spellings of its own."""
     recipe = folder / "recipe.toml"
     if recipe.exists():
@@ -103,7 +103,9 @@ def write_text(folder: Path, pairs: int, datasets: int) -> Path:
                     files[lang].write("".join(" ".join([words[i] for i in line]) + "\n" for line in ids))
             for file in files.values():
                 file.close()
-    recipe.write_text(RECIPE.format(folder=folder, pairs=", ".join(f'"{name}"' for name in names)))
+    recipe.write_text(
+        RECIPE.format(folder=folder, vocabulary=vocabulary, pairs=", ".join(f'"{name}"' for name in names))
+    )
     return recipe
 
 
@@ -183,11 +185,11 @@ def one_step(training: Any) -> int:
     return int(tokens)
 
 
-def compared(large: str, small: str, folder: str, rounds: str) -> dict[str, Any]:
+def compared(large: str, small: str, folder: str, rounds: str, warm_up: str) -> dict[str, Any]:
     """CPU seconds per token of steps on both, by turns; the median of the ratios of neighbours."""
     both = [training_of(Path(recipe), Path(folder) / name) for recipe, name in ((large, "a"), (small, "b"))]
     for training in both:
-        for _ in range(30):
+        for _ in range(int(warm_up)):
             one_step(training)
     speeds: list[list[float]] = [[], []]
     for turn in range(int(rounds)):
@@ -295,14 +297,20 @@ def killed(recipe: Path, processes: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a few hundred pairs: to see whether it runs")
     parser.add_argument("--pairs", type=int, default=1_000_000)
     parser.add_argument("--datasets", type=int, default=100)
+    parser.add_argument("--vocabulary", type=int, default=8000, help="subwords")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--shards", type=int, default=6, help="shards per process that are encoded by turns")
     parser.add_argument("--rounds", type=int, default=21, help="turns of ten steps on each corpus")
+    parser.add_argument("--steps", type=int, default=100, help="of each training, whose memory is measured")
     parser.add_argument("--folder", type=Path, help="where the text is, and stays; by default a temporary one")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.tiny:
+        options.pairs, options.datasets, options.vocabulary = 600, 2, 400
+        options.processes = options.shards = options.rounds = options.steps = 1
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         found = run(folder, options)
@@ -313,8 +321,10 @@ def main() -> None:
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
-    large = write_text(folder / "large", options.pairs, options.datasets)
-    small = write_text(folder / "small", max(options.pairs // 100, 100 * options.datasets), options.datasets)
+    large = write_text(folder / "large", options.pairs, options.datasets, options.vocabulary)
+    small = write_text(
+        folder / "small", max(options.pairs // 100, 100 * options.datasets), options.datasets, options.vocabulary
+    )
     say(f"{options.pairs:,} pairs in {options.datasets} datasets written in {time.monotonic() - began:.0f} s")
     found: dict[str, Any] = {"pairs": options.pairs, "datasets": options.datasets, "processes": options.processes}
     for recipe in (large, small):
@@ -329,11 +339,14 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     say(f"killed: {found['killed']}")
     runs = folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)
-    starts = {name: child("trained", recipe, runs / name, 100) for name, recipe in (("large", large), ("small", small))}
+    starts = {
+        name: child("trained", recipe, runs / name, options.steps)
+        for name, recipe in (("large", large), ("small", small))
+    }
     memory = round(starts["large"]["MB"] / starts["small"]["MB"], 3)
     found["training"] = {**starts, "memory / that of a hundredth": memory}
     say(f"training: {found['training']}")
-    found["steps"] = child("compared", large, small, runs, options.rounds)
+    found["steps"] = child("compared", large, small, runs, options.rounds, min(30, options.steps))
     return found
 
 

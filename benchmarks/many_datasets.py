@@ -27,7 +27,8 @@ import torch
 from many_texts import moments, text
 from torch import Tensor, nn
 
-from multidds import Balancer, Mixture, MixtureSampler
+from multidds import Balancer, Budget, Limits, Mixture, MixtureSampler
+from multidds.rewards import MeanSlope
 from multidds.rules import Anchored
 
 # ---------------------------------------------------------------------------------------------- quadratic losses
@@ -106,9 +107,16 @@ def quadratic(n: int, dev_sets: int, width: int, noise: float, given: int | None
         passes = max(6, math.ceil(1.5 * share * n * 2 / Cloud.batch_size))  # a third of it for dev sets
         steps = 1_000_000
         balancer = Balancer(
-            mixture, model, mean_square, losses=squares, train=sources, dev=dev, steps=steps,
-            budget=passes * 50 / steps, seed=3,
-        )  # fmt: skip
+            mixture,
+            model,
+            mean_square,
+            train=sources,
+            dev=dev,
+            steps=steps,
+            every=Budget(passes * 50 / steps),
+            reward=MeanSlope(squares),
+            seed=3,
+        )
         found, began, examples = {}, time.process_time(), 0
         for update in range(1, updates + 1):
             done = balancer.update()
@@ -158,15 +166,13 @@ def scale(n: int) -> None:
     def make(**options: Any) -> Balancer:
         return Balancer(mixture, model, mean_square, train=clouds, dev=clouds, steps=100_000, **options)
 
-    mixed = timed("Balancer, mixed batches", lambda: make(losses=squares))
+    slopes = MeanSlope(squares)
+    mixed = timed("Balancer, mixed batches", lambda: make(reward=slopes))
     timed("an update of it", mixed.update, 3)
     parts = timed("Balancer, gradients of a part", make)
     timed("an update of it", parts.update, 3)
-    sizes = dict.fromkeys(names, 1000)
-    limited = timed(
-        "Balancer, bounds, sizes, passes",
-        lambda: make(losses=squares, sizes=sizes, examples=10**6, max_passes=4.0, bounds={names[0]: (0.0, 0.5)}),
-    )
+    limits = Limits(bounds={names[0]: (0.0, 0.5)}, max_passes=4.0)
+    limited = timed("Balancer, limits", lambda: make(reward=slopes, examples_per_step=10, limits=limits))
     timed("an update of it", limited.update, 3)
     timed("a step of it without an update", limited.step, 10)
     for kind, balancer in (("mixed", mixed), ("parts", parts), ("limits", limited)):
@@ -174,7 +180,7 @@ def scale(n: int) -> None:
         text = timed(f"state as JSON, {kind}", lambda state=state: json.dumps({**state, "tensors": {}}))
         print(f"  {'':<46} {len(text) / 1e6:>10.3g} MB")
         timed("load_state_dict", lambda balancer=balancer, state=state: balancer.load_state_dict(state))
-    sampler = timed("MixtureSampler", lambda: MixtureSampler(sizes, mixture, batch_size=1000))
+    sampler = timed("MixtureSampler", lambda: MixtureSampler(dict.fromkeys(names, 1000), mixture, batch_size=1000))
     draws = iter(sampler)
     next(draws)
     timed("1,000 draws", lambda: next(draws), 20)

@@ -13,11 +13,13 @@ import torch
 from scaling import LENGTH, Transformer, loss
 from torch import Tensor, nn
 
-from multidds import Balancer, Mixture, batches_of
+from multidds import Balancer, Budget, Mixture, Probes, batches_of
 from multidds.probes.probe_sources import ProbeSources
 from multidds.probes.prober import Prober
+from multidds.rewards import MeanSlope, StabilizedCosine
+from multidds.rewards.estimate import Round
 from multidds.rewards.mixed_batches import MixedBatches
-from multidds.rules import Scorer
+from multidds.rules import paper
 
 
 def texts(count: int, size: int) -> list[Tensor]:
@@ -85,18 +87,18 @@ class Reader:
 
     def cosines(self, model: nn.Module, seed: int) -> dict[str, float]:
         """A full probe: two batches of every set."""
-        probes = {"train": self.train, "dev": self.dev, "seed": seed, "every": 1, "batches": 2}
-        return Balancer(Mixture.uniform(self.names), model, loss, scorer=Scorer(), **probes).update().rewards
+        data = {"train": self.train, "dev": self.dev, "seed": seed, "every": 1, "probes": Probes(batches=2)}
+        return Balancer(Mixture.uniform(self.names), model, loss, **data, **paper()).update().rewards
 
     def slopes(self, model: nn.Module, seed: int, batches: float) -> dict[str, float]:
         """The same by mixed batches, so many of them for every set."""
         sources = ProbeSources("benchmark", {"train": self.train, "dev": self.dev}, seed)
         prober = Prober(model, loss, None, "train", seed, owner="benchmark")
         count = round(batches * len(self.names))
-        probes = MixedBatches(prober, example_losses, sources, count, count, None)
-        wanted = dict.fromkeys(self.names, 1 / len(self.names))
+        probes = MixedBatches(prober, example_losses, sources, count, count, by_set=False)
+        weights = dict.fromkeys(self.names, 1 / len(self.names))
         with prober.invisible():
-            return probes.estimate(sources, tuple(self.names), wanted, 0).rewards
+            return probes.measure(Round(0, tuple(self.names), weights, weights, {}, {})).rewards
 
 
 def text(
@@ -113,13 +115,13 @@ def text(
         "train": reader.train,
         "dev": reader.dev,
         "steps": 50 * passes,
-        "budget": 1.0,
+        "every": Budget(1.0),
         "seed": seed,
     }
     kinds = {
-        kind: Balancer(Mixture.uniform(reader.names), reader.averaged, loss, losses=losses, **options)
-        for kind, losses in (("mixed batches", example_losses), ("gradients of a part", None))
-        if losses or cosines
+        kind: Balancer(Mixture.uniform(reader.names), reader.averaged, loss, reward=reward, **options)
+        for kind, reward in (("mixed batches", MeanSlope(example_losses)), ("gradients of a part", StabilizedCosine()))
+        if cosines or kind == "mixed batches"
     }
     took: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(updates):
@@ -146,7 +148,7 @@ def text(
         print(f"  two full probes (2 batches of every set), {kind}: correlation {correlation(one, other):.3f}")
     for kind, balancer in kinds.items():
         used = balancer.history[-1].rewards
-        seen = sum(1 for looks in balancer._estimates.looks if looks)  # type: ignore[union-attr]
+        seen = len({name for update in balancer.history for name in update.probed})
         print(f"  {kind}: {seen} of {n} seen, an update is {statistics.median(took[kind]) / step:.1f} steps")
         for of, probes in full.items():
             between_full = correlation(*probes)

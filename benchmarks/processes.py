@@ -68,7 +68,7 @@ def train(recipe: Path, run: Path) -> None:
     if training.processes.rank == 0:
         print(json.dumps({"clock": wall, "CPU": cpu, "agreement": agreement}), flush=True)
     training.processes.meet()
-    launch.leave(0)
+    launch.exit_process(0)
 
 
 def main() -> None:

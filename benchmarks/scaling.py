@@ -5,7 +5,7 @@ clearing gradients) of the same batches, interleaved in the same minute; the gro
 sketched cosines against exact ones. The model is a causal transformer, the text is real: the sources and the
 documentation of Python's standard library.
 
-    python benchmarks/scaling.py [--most 512] [--json FILE]
+    python benchmarks/scaling.py [--most 512 | --tiny] [--json FILE]
 """
 
 import argparse
@@ -24,7 +24,8 @@ from multidds import Balancer, Mixture
 from multidds.gradients.sketch import Sketcher
 from multidds.gradients.vectors import dot, norm
 from multidds.probes.prober import Prober
-from multidds.rules import Scorer
+from multidds.rewards import StabilizedCosine
+from multidds.rules import Evidence, Scorer
 
 LENGTH = 64
 
@@ -78,10 +79,10 @@ def cost(n: int, size: int, repeat: int) -> dict[str, float]:
     train = {name: both[:1] for name, both in zip(names, sets, strict=True)}
     dev = {name: both[1:] for name, both in zip(names, sets, strict=True)}
     flat = [batch for both in sets for batch in both]
-    kinds = {"plain": None, "sketched": 2**16}
+    kinds = {"plain": StabilizedCosine(), "sketched": StabilizedCosine(table=2**16)}
     balancers = {
-        kind: Balancer(Mixture.uniform(names), model, loss, train=train, dev=dev, every=1, sketch=sketch)
-        for kind, sketch in kinds.items()
+        kind: Balancer(Mixture.uniform(names), model, loss, train=train, dev=dev, every=1, reward=reward)
+        for kind, reward in kinds.items()
     }
     seconds: dict[str, list[float]] = {"training": [], "plain": [], "sketched": []}
     for _ in range(repeat):
@@ -117,20 +118,21 @@ def cost(n: int, size: int, repeat: int) -> dict[str, float]:
     }
 
 
-def sketch_errors(buckets: int, repeat: int) -> dict[str, float]:
-    """Cosines between the gradients of 12 kinds of text, exact and sketched, for a model after some training."""
+def sketch_errors(buckets: int, repeat: int, steps: int, width: int, layers: int) -> dict[str, float]:
+    """Cosines between the gradients of 12 kinds of text, exact and sketched, for a model after some training steps."""
     torch.manual_seed(0)
-    model = Transformer(width=256, layers=6, heads=4)
+    model = Transformer(width, layers, heads=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     kinds = texts(12)
-    for step in range(100):
+    for step in range(steps):
         loss(model, batches(kinds[step % 12], 8, 1, seed=step)[0]).backward()
         optimizer.step()
         optimizer.zero_grad()
     prober = Prober(model, loss, None, "train", 0, "benchmark")
     with prober.invisible():
         gradients = [
-            prober.gradient(("train", str(i), 0), batches(text, 16, 1, seed=i), 1)[0] for i, text in enumerate(kinds)
+            prober.gradient(("train", str(i), 0), enumerate(batches(text, 16, 1, seed=i)), 1)[0]
+            for i, text in enumerate(kinds)
         ]
     pairs = [(a, b) for a in range(12) for b in range(a)]
     exact = [dot(gradients[a], gradients[b]) / norm(gradients[a]) / norm(gradients[b]) for a, b in pairs]
@@ -172,17 +174,18 @@ def show(rows: list[dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, default=512, help="largest number of datasets")
+    parser.add_argument("--tiny", action="store_true", help="two and four datasets, to see whether it runs")
     parser.add_argument("--batch", type=int, default=8, help="sequences of 64 tokens per probe batch")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--scorer", action="store_true", help="also time a scorer step of 1,000 datasets")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    counts = [n for n in (4, 8, 16, 32, 64, 128, 256, 512) if n <= args.most]
+    counts = [2, 4] if args.tiny else [n for n in (4, 8, 16, 32, 64, 128, 256, 512) if n <= args.most]
     cost(4, args.batch, 1)  # warm up
     rows: list[dict[str, float]] = []
     for n in counts:
-        rows.append(cost(n, args.batch, repeat=max(1, 96 // n)))
+        rows.append(cost(n, args.batch, repeat=1 if args.tiny else max(1, 96 // n)))
         show(rows[-1:])
     print("all:")
     show(rows)
@@ -190,13 +193,14 @@ def main() -> None:
         [math.log(row["n"]) for row in rows], [math.log(row["update seconds"]) for row in rows]
     ).slope
     print(f"growth exponent of an update in n: {slope:.3f}\n")
-    sketches = [sketch_errors(buckets, repeat=8) for buckets in (2**14, 2**16, 2**18)]
+    repeat, *shape = (1, 2, 32, 1) if args.tiny else (8, 100, 256, 6)
+    sketches = [sketch_errors(buckets, repeat, *shape) for buckets in (2**14, 2**16, 2**18)]
     show(sketches)
     if args.scorer:
-        scorer = Scorer.authors()
-        scorer.start([1 / 1000] * 1000)
+        prior = {f"d{i}": 1 / 1000 for i in range(1000)}
+        state = Scorer.authors().start(prior)
         began = time.perf_counter()
-        scorer.step([0.1] * 1000)
+        state.step(Evidence(rewards=dict.fromkeys(prior, 0.1)), prior)
         print(f"a scorer step (200 inner steps) of 1,000 datasets: {time.perf_counter() - began:.3f} s")
     if args.json:
         args.json.write_text(json.dumps({"updates": rows, "growth": slope, "sketches": sketches}, indent=1) + "\n")

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multidds import Balancer, Mixture
-from multidds.rules import Scorer
+from multidds import Balancer, Mixture, Probes
+from multidds.rules import paper
 
 DATASETS, DEV_SETS, BATCHES, WIDTH, LAYERS, EXAMPLES = 8, 8, 2, 384, 6, 256
 sent = 0  # bytes that this rank has handed to collectives
@@ -40,7 +40,7 @@ def loss(model, batch):
     return nn.functional.mse_loss(model(batch), batch)
 
 
-def balancer(group, share_out):
+def balancer(group, split_work):
     torch.manual_seed(0)
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
@@ -49,8 +49,8 @@ def balancer(group, share_out):
         return torch.randn(EXAMPLES, WIDTH, generator=generator)
 
     train, dev = ({f"{role}{i}": source for i in range(n)} for role, n in (("t", DATASETS), ("d", DEV_SETS)))
-    options = {"every": 1, "total_batches": BATCHES, "share_out": share_out, "reward": "multidds-s", "scorer": Scorer()}
-    return Balancer(Mixture.uniform(train), model, loss, train=train, dev=dev, **options)
+    probes = Probes(batches=BATCHES, count="in all", split_work=split_work)
+    return Balancer(Mixture.uniform(list(train)), model, loss, train=train, dev=dev, every=1, probes=probes, **paper())
 
 
 def one_rank(rank, folder, rounds):

@@ -1,10 +1,11 @@
 """A short form of every benchmark, one after another; what they say goes to benchmarks/latest.json.
 
-    python benchmarks/short.py
+    python benchmarks/short.py [--tiny] [--json FILE]
 
 Ratios, not times: compare the file of two machines or two versions by those. docs/performance.md says what they mean.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -19,16 +20,8 @@ HERE = Path(__file__).parent
 COMMANDS = {
     "train_speed": ["train_speed.py", "--batches", "8", "--rounds", "1", "--only", "trainer", "--json"],
     "train_speed_2_threads": [
-        "train_speed.py",
-        "--batches",
-        "8",
-        "--rounds",
-        "1",
-        "--threads",
-        "2",
-        "--only",
-        "",
-        "--json",
+        *("train_speed.py", "--batches", "8", "--rounds", "1"),
+        *("--threads", "2", "--only", "", "--json"),
     ],
     "balancing_cost": ["balancing_cost.py", "--short", "--json", "{file}"],
     "front": ["front.py", "--json", "{file}"],
@@ -36,6 +29,10 @@ COMMANDS = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="the tiny form of each: to see whether they run")
+    parser.add_argument("--json", type=Path, default=HERE / "latest.json", help="where the results go")
+    given = parser.parse_args()
     found: dict[str, object] = {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
     }
@@ -44,6 +41,7 @@ def main() -> None:
             print(f"--- {script} {' '.join(options)}", flush=True)
             file = Path(folder) / f"{name}.json"
             command = [sys.executable, str(HERE / script), *(option.format(file=file) for option in options)]
+            command += ["--tiny"] if given.tiny else []
             to_file = "{file}" in options
             done = subprocess.run(command, stdout=None if to_file else subprocess.PIPE, text=True)
             if done.returncode:
@@ -52,9 +50,9 @@ def main() -> None:
             found[name] = json.loads(file.read_text(encoding="utf-8") if to_file else done.stdout)
             if not to_file:
                 print(json.dumps(found[name], indent=1))
-    (HERE / "latest.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     failed = [name for name, result in found.items() if isinstance(result, str)]
-    print(f"{HERE / 'latest.json'}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    print(f"{given.json}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     raise SystemExit(1 if failed else 0)
 
 

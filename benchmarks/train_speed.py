@@ -1,6 +1,6 @@
 """Our training step against plain PyTorch and other translation toolkits, on the same sentences.
 
-    python benchmarks/train_speed.py [--size paper] [--threads 2] [--recipe R.toml] [--only trainer,fairseq]
+    python benchmarks/train_speed.py [--size paper] [--threads 2] [--recipe R.toml] [--only trainer,fairseq] [--tiny]
 
 Every contestant has a process of its own, and they take the same batches in turn, never two at a time: forward,
 label-smoothed loss, backward, clipping, Adam. Reported are medians over the steps: target tokens per second, the ratio
@@ -220,17 +220,20 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, one step each: to see whether it runs")
     parser.add_argument("--size", choices=list(SIZES), default="small")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--warm-up", type=int, default=3, help="steps; Sockeye's traced model is compiled in its first")
-    parser.add_argument("--tokens", type=int, help="per batch; 4096 (small) or 4800 (paper) if not given")
+    parser.add_argument("--tokens", type=int, help="per batch; 256 (tiny), 4096 (small) or 4800 (paper) if not given")
     parser.add_argument("--recipe", type=Path, help="of a prepared corpus; made-up text if not given")
     parser.add_argument("--memory", choices=["ours", "all", "none"], default="ours", help="who keeps freed memory")
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"of {', '.join(PEERS)}; '' for none")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.tiny:
+        options.size, options.batches, options.rounds, options.warm_up = "tiny", 1, 1, 1
     torch.set_num_threads(options.threads)
     result = compare(options)
     print(json.dumps(result) if options.json else table(result))

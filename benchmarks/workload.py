@@ -15,10 +15,11 @@ from multidds.nmt.config.config import load_config
 from multidds.nmt.prepare import Prepared
 
 SIZES = {
+    "tiny": {"encoder_layers": 1, "decoder_layers": 1, "width": 32, "inner": 64, "heads": 2},
     "small": {"encoder_layers": 3, "decoder_layers": 3, "width": 256, "inner": 512, "heads": 4},
     "paper": {"encoder_layers": 6, "decoder_layers": 6, "width": 512, "inner": 1024, "heads": 4},
 }
-TOKENS = {"small": 4096, "paper": 4800}
+TOKENS = {"tiny": 256, "small": 4096, "paper": 4800}
 DROPOUT = 0.3
 SMOOTHING = 0.1
 CLIP = 25.0

@@ -82,9 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="the damaged text")
     parser.add_argument("runs", type=Path, help="the folder of the experiment")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     given = parser.parse_args()
     results = collected(given.corpus, given.runs)
-    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    given.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(table(results))
     print(facts(results))
 

@@ -71,6 +71,9 @@ class Config:
     curve: int = 4  # points
 
 
+TINY = {"batch": 4, "layers": 1, "width": 8, "heads": 2, "warmup": 5, "updates": 2, "probe": 2, "curve": 2}
+
+
 # --------------------------------------------------------------------------------------------------- model
 
 
@@ -295,6 +298,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, help="instead of the regime's own number")
     parser.add_argument("--lr", type=float, default=Config.lr)
     parser.add_argument("--dropout", type=float, default=Config.dropout)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and little text: to see whether it runs")
     given = parser.parse_args(arguments)
     if given.table:
         print(table([json.loads(path.read_text()) for path in sorted(given.results.glob("*.json"))]))
@@ -308,10 +312,14 @@ def main(arguments: list[str]) -> None:
                 path = given.results / f"{regime}.{method}.{seed}.json"
                 if path.exists():
                     continue
-                corpus = corpus or read_corpus(REGIMES[regime])
+                if corpus is None:
+                    sizes = REGIMES[regime]
+                    corpus = read_corpus(dict.fromkeys(sizes, 9), 2, 3) if given.tiny else read_corpus(sizes)
                 config = Config(regime, method, seed, given.steps or STEPS[regime], given.lr, dropout=given.dropout)
                 if method in OURS:
                     config = replace(config, updates=8, probe=4)
+                if given.tiny:
+                    config = replace(config, **TINY)
                 text = json.dumps(rounded(run(config, corpus)), indent=1) + "\n"
                 partial = path.with_suffix(".partial")
                 partial.write_text(text)

@@ -51,14 +51,16 @@ def picture(ink: str) -> str:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--train", action="store_true", help="train the run anew")
-    if arguments.parse_args().train:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", action="store_true", help="train the run anew")
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="where the pictures go")
+    given = parser.parse_args()
+    if given.train:
         train()
     for kind, ink in INKS.items():
-        path = ROOT / "docs" / f"mixture-{kind}.svg"
+        path = given.folder / f"mixture-{kind}.svg"
         path.write_text(picture(ink), encoding="utf-8")
-        print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -16,17 +16,16 @@ from multidds import Mixture
 pytestmark = [pytest.mark.nightly(part="results")]
 
 HELD_OUT = [name for name in DOMAINS if name not in UNWANTED]
-TINY = {name: 12 - i for i, name in enumerate(DOMAINS)}  # windows to train on
-SMALL = {"batch": 4, "layers": 1, "width": 8, "heads": 2, "warmup": 5, "updates": 2, "probe": 2, "curve": 2}
+WINDOWS = {name: 12 - i for i, name in enumerate(DOMAINS)}  # to train on
 
 
 @pytest.fixture(scope="module")
 def corpus():
-    return read_corpus(TINY, dev=2, test=3)
+    return read_corpus(WINDOWS, dev=2, test=3)
 
 
 def config(method, steps=20, seed=1):
-    return Config("under-trained", method, seed, steps, **SMALL)
+    return Config("under-trained", method, seed, steps, **domains.TINY)
 
 
 # ------------------------------------------------------------------------------------------------- text
@@ -42,7 +41,7 @@ def test_no_file_and_no_window_is_in_two_splits(corpus):
 
 
 def test_splits_have_their_sizes_and_windows_follow_each_other(corpus):
-    assert {name: len(windows) for name, windows in corpus.train.items()} == TINY
+    assert {name: len(windows) for name, windows in corpus.train.items()} == WINDOWS
     assert {len(windows) for windows in corpus.dev.values()} == {2}
     assert {len(windows) for windows in corpus.test.values()} == {3}
     for windows in corpus.train.values():
@@ -51,10 +50,10 @@ def test_splits_have_their_sizes_and_windows_follow_each_other(corpus):
 
 
 def test_held_out_text_does_not_depend_on_how_much_is_trained_on(corpus):
-    more = read_corpus({name: 2 * size for name, size in TINY.items()}, dev=2, test=3)
+    more = read_corpus({name: 2 * size for name, size in WINDOWS.items()}, dev=2, test=3)
     assert all(torch.equal(more.test[name], corpus.test[name]) for name in HELD_OUT)
     assert all(torch.equal(more.dev[name], corpus.dev[name]) for name in HELD_OUT)
-    assert more.digest != corpus.digest == read_corpus(TINY, dev=2, test=3).digest
+    assert more.digest != corpus.digest == read_corpus(WINDOWS, dev=2, test=3).digest
 
 
 def test_every_domain_is_large_enough_for_all_regimes():
@@ -66,7 +65,7 @@ def test_every_domain_is_large_enough_for_all_regimes():
 
 
 def test_text_that_nobody_asks_for_is_in_training_only(corpus):
-    assert list(corpus.train) == list(TINY)
+    assert list(corpus.train) == list(WINDOWS)
     assert list(corpus.dev) == list(corpus.test) == HELD_OUT
 
 
@@ -109,14 +108,14 @@ def test_a_short_run_of_every_method_is_whole(corpus, method):
     assert len(lines) == 2
     learned = method in (*PAPER, *OURS)
     assert len(found["updates"]) == (2 if learned else 0)
-    drawn = sum(passes * TINY[name] for name, passes in found["curve"][-1]["passes"].items())
+    drawn = sum(passes * WINDOWS[name] for name, passes in found["curve"][-1]["passes"].items())
     assert drawn == pytest.approx(20 * 4)
     for split in ("dev", "test"):
         for one in found[split].values():
             assert 0 < one["loss"] < 6
             assert math.exp(-one["loss"]) <= one["expected_accuracy"] <= 1  # Jensen
             assert 0 <= one["accuracy"] <= 1
-    moved = found["curve"][-1]["mixture"] != domains.prior(config(method), TINY).probabilities
+    moved = found["curve"][-1]["mixture"] != domains.prior(config(method), WINDOWS).probabilities
     assert moved == (learned or method in domains.SCHEDULED)
 
 
@@ -130,10 +129,10 @@ def test_the_shuffled_control_probes_every_dataset_under_another_name(corpus, mo
     given = {}
     monkeypatch.setattr(domains, "batches_of", lambda windows, size: windows)
     monkeypatch.setattr(domains, "Balancer", lambda *_, train, **__: given.update(train))
-    domains.balancer(config("shuffled"), Mixture.uniform(TINY), torch.nn.Linear(1, 1), corpus)
-    assert list(given) == list(TINY)
-    origin = {name: next(n for n in TINY if given[name] is corpus.train[n]) for name in TINY}
-    assert set(origin.values()) == set(TINY)
+    domains.balancer(config("shuffled"), Mixture.uniform(WINDOWS), torch.nn.Linear(1, 1), corpus)
+    assert list(given) == list(WINDOWS)
+    origin = {name: next(n for n in WINDOWS if given[name] is corpus.train[n]) for name in WINDOWS}
+    assert set(origin.values()) == set(WINDOWS)
     assert all(name != other for name, other in origin.items())
 
 
