@@ -45,7 +45,7 @@ from transformers import (
 )
 
 from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of, plot
-from multidds.history.history import moments_of
+from multidds.history import moments_of
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
 from multidds.integrations.huggingface.refusals import check_model
 

@@ -17,7 +17,7 @@ from toys import batches, mlp
 from toys import loss as loss_of
 
 from multidds import Balancer, Mixture, Update
-from multidds.history.history import moments_of
+from multidds.history import moments_of
 from multidds.history.loggers import keep_history, on_console, table
 
 pytestmark = QUIET

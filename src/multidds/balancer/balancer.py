@@ -13,10 +13,7 @@ from torch import nn
 from .._base.checks import check_names
 from .._base.state import VERSION, check_keys, check_version
 from .._base.text import shares
-from ..history.history import SMALL_TABLE, kept_updates
-from ..history.plot import plot
-from ..history.thinning import Thinned
-from ..history.update import Update
+from ..history import Update, append_update, plot
 from ..mixture.limits import Limits
 from ..mixture.mixture import Mixture
 from ..mixture.planned import planned_beside
@@ -67,7 +64,7 @@ class Balancer:
     leaves the model, its gradients and all random states as they were. `docs/method.md` explains the rules.
     """
 
-    history: Thinned[Update]  # all of a hundred updates, then fewer and fewer; large tables are left out
+    history: list[Update]  # all of a hundred updates, then fewer and fewer; large tables are left out
 
     def __init__(
         self,
@@ -114,7 +111,7 @@ class Balancer:
             self._memory = RewardMemory(numbered([members.get(name) for name in sorted(mixture.names)]))
         self._steps = 0
         self._frozen = False
-        self.history = Thinned(kept_updates(len(mixture)))
+        self.history = []
 
     def _pace(
         self, every: int | Budget, steps: int | None, reward: Reward, rule: Rule, probes: Probes, sources: ProbeSources
@@ -229,8 +226,7 @@ class Balancer:
             before=before,
             prior=self._prior,
         )
-        small = len(now) * len(estimate.weights) <= SMALL_TABLE
-        self.history.append(update if small else replace(update, alignment=None))
+        append_update(self.history, update)
         return update
 
     def _evidence(self, estimate: Estimate) -> Evidence | None:

@@ -1,40 +1,40 @@
-"""What a mixture did over a training, wherever it was written down: updates in memory, run folders, trainers' logs.
+"""Histories of mixtures: updates in memory, and moments in the files of any trainer.
 
-Reads files, and writes one: mixture.jsonl, the history of a plain loop. Draws nothing. Needs neither torch nor numpy.
-The words for the numbers are those of `Update.groups` and `Update.facts`.
+Reads run folders, logs of trainers and mixture.jsonl; writes mixture.jsonl. Needs neither torch nor numpy.
 """
 
 import csv
 import json
+import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from .._base.text import movers
+from .update import MOST_NAMES, Update
 
-if TYPE_CHECKING:
-    from .update import Update
-
+T = TypeVar("T")
 Groups: TypeAlias = dict[str, dict[str, float]]
 GROUPS = ("mixture", "reward", "noise", "dev_loss", "train_loss", "dev_weight", "passes")
 FACTS = ("signal", "drift", "learned", "unlearned")
-_MOST = 64  # datasets whose rewards and the like are written; the mixture is whole
-SMALL_TABLE = _MOST**2  # entries of an alignment that is kept and written
-_NUMBERS = 500_000  # of mixtures in a file, about: 50 moments of 10,000 datasets
-_UPDATES = 200_000  # the same of updates in memory
+_MOST_UPDATES = 100  # in memory
+_SHARES_IN_MEMORY = 200_000  # updates * datasets: of more than 2,000 datasets fewer updates stay
+_SHARES_IN_FILE = 500_000  # moments * datasets, but at least 50 moments
+_TABLE_ENTRIES = MOST_NAMES**2  # dev sets * datasets of a table that is kept and written
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is known after one step.
+    """The numbers of a mixture after one step.
 
-    step: optimizer steps so far. groups: of GROUPS what there is, {"mixture": {dataset: probability}, ...}.
-    facts: of FACTS what there is, {"signal": 0.9, ...}.
-    prior: {dataset: probability} where the training began, if this moment knows it.
+    step: optimizer steps so far.
+    groups: of GROUPS those that are known, {"mixture": {dataset: probability}, ...}.
+    facts: of FACTS those that are known, {"signal": 0.9, ...}.
+    prior: {dataset: probability} that the training was given, if this moment has it.
     cosines: {dev set: {dataset: cosine of their gradients}}, if the update had a table.
     """
 
@@ -49,33 +49,83 @@ class Moment:
         return self.groups["mixture"]
 
 
-def kept_updates(datasets: int) -> int:
-    """How many updates a balancer keeps in memory."""
-    return max(2, min(100, _UPDATES // datasets))
+def evenly(points: Sequence[T], most: int, at: Callable[[T], float] | None = None) -> list[T]:
+    """Returns at most `most` points at even distances, always the first and the last.
+
+    points: in the order of their positions.
+    most: at least 2. Of more points about half as many stay, or more.
+    at: the position of a point; None: its place among the points.
+
+    The first point of every cell stays. A cell is the distance of the first two points, doubled as often as necessary,
+    so that a series that grows and is thinned again and again stays even.
+
+    >>> evenly([0, 1, 2, 3, 4, 5, 6], 4)
+    [0, 2, 4, 6]
+    """
+    if len(points) <= most:
+        return list(points)
+    positions = list(range(len(points))) if at is None else [at(point) for point in points]
+    first = positions[0]
+    unit = (positions[1] - first) or 1
+    least_cell = (positions[-1] - first) / (most - 1)
+    doublings = math.ceil(math.log2(least_cell / unit)) if least_cell else 0
+    cells = [(position - first) // (unit * 2.0**doublings) for position in positions]
+    begins = [True, *(cell != previous for previous, cell in pairwise(cells))]
+    kept = [point for point, is_first in zip(points, begins, strict=True) if is_first]
+    return kept if begins[-1] else [*kept, points[-1]]
 
 
-def moments_of(history: "Iterable[Update] | str | PathLike[str]") -> list[Moment]:
-    """The moments of a training, by step.
+def append_update(history: list[Update], update: Update) -> None:
+    """Appends an update to a history in memory and thins it: at most 100 updates stay, and no large tables."""
+    table = update.alignment
+    if table is not None and len(table.dev_names) * len(table.train_names) > _TABLE_ENTRIES:
+        update = replace(update, alignment=None)
+    most = max(2, min(_MOST_UPDATES, _SHARES_IN_MEMORY // len(update.mixture)))
+    history[:] = evenly([*history, update], most, at=lambda update: update.step)
 
-    history: updates; or the path of a run folder (records.jsonl), of the file or folder of a plain loop's history
-        (mixture.jsonl, see `save_history`), of a Trainer's checkpoint or output folder (trainer_state.json), or of a
-        log that Lightning's CSVLogger wrote (metrics.csv), or of one of these files.
+
+def moments_of(history: Iterable[Update] | str | PathLike[str]) -> list[Moment]:
+    """Returns the moments of a training, by step.
+
+    history: updates; or the path of a run folder (records.jsonl), of what `save_history` wrote (mixture.jsonl), of a
+        Trainer's checkpoint or output folder (trainer_state.json), of a log of Lightning's CSVLogger (metrics.csv), or
+        of one of these files.
     """
     if not isinstance(history, str | PathLike):
-        return [_moment(update) for update in history]
-    found = find_history(Path(history))
-    if found is None:
+        return [_moment(update, update.groups()) for update in history]
+    path = find_history(Path(history))
+    if path is None:
         raise ValueError(f"{Path(history)}: is no history of a mixture: there is none of {', '.join(_READERS)} in it.")
-    moments = [moment for moment in _READERS.get(found.name, _lines)(found) if "mixture" in moment.groups]
+    moments = [moment for moment in _READERS.get(path.name, _lines)(path) if "mixture" in moment.groups]
     return sorted(moments, key=lambda moment: moment.step)
 
 
 def find_history(path: Path) -> Path | None:
-    """The file that holds the history: the path itself, in the folder, or in its newest checkpoint or version."""
+    """Returns the file of a history: the path itself, in the folder, or in its newest checkpoint or version."""
     for name in _READERS:
-        if (found := _newest(path, name)) is not None:
-            return found
+        if (newest := _newest(path, name)) is not None:
+            return newest
     return path if path.suffix == ".jsonl" and path.is_file() else None
+
+
+def shares_of(moments: Sequence[Moment], name: str) -> list[float]:
+    """Returns the share of a dataset at every moment; if a log left it out, the share before, or else the next."""
+    known = [moment.mixture.get(name) for moment in moments]
+    last = next((share for share in known if share is not None), 0.0)
+    shares = []
+    for share in known:
+        last = last if share is None else share
+        shares.append(last)
+    return shares
+
+
+def top_movers(moments: Sequence[Moment], most: int = 8) -> list[str]:
+    """Returns the `most` datasets whose shares moved furthest, the largest at the end first."""
+    names = dict.fromkeys(name for moment in moments for name in moment.mixture)
+    shares = {name: shares_of(moments, name) for name in names}
+    moved = {name: max(values) - min(values) for name, values in shares.items()}
+    chosen = sorted(moved, key=lambda name: (-moved[name], name))[:most]
+    return sorted(chosen, key=lambda name: (-shares[name][-1], name))
 
 
 def save_history(
@@ -84,16 +134,16 @@ def save_history(
     start: Mapping[str, float] | None = None,
     passes: Mapping[str, float] | None = None,
 ) -> None:
-    """Write what a mixture did into a file of JSON lines, for `multidds.plot`, `multidds report` and `mixture`.
+    """Writes a history into a file of JSON lines, for `multidds.plot`, `multidds report` and `mixture`.
 
     history: a balancer, or updates.
-    path: a file, or a folder, in which it becomes mixture.jsonl. What a file there holds of earlier steps is kept, so
-        call it after every update, on one process; after a resume it goes on.
-    start: the mixture at step 0; a balancer knows it.
-    passes: {dataset: how often it has been gone through by now}, as streams and samplers count it.
+    path: a file, or a folder, in which it becomes mixture.jsonl. Earlier steps in the file are kept, so call it after
+        every update, on one process; after a resume it continues.
+    start: the mixture at step 0; default: that of the balancer.
+    passes: {dataset: passes over it so far}, as streams and samplers count them; default: not written.
 
     Every line is a JSON object with a step, a mixture and, of up to 64 datasets, rewards and the like. The file keeps
-    to about 500,000 shares: where a training has more moments, they are thinned out evenly.
+    to about 500,000 shares: if a training has more moments, they are thinned out evenly.
     """
     target = Path(path)
     target = target / PLAIN if target.is_dir() else target
@@ -101,37 +151,30 @@ def save_history(
     start = getattr(history, "start", start)
     if not updates:
         return
-    new = [_moment(update, short=True) for update in updates]
+    new = [_moment(update, _written_groups(update)) for update in updates]
     if passes is not None:
-        new[-1].groups["passes"] = {name: passes[name] for name in new[-1].groups["reward"] if name in passes}
+        new[-1] = _moment(updates[-1], _written_groups(updates[-1], passes=passes))
     before, new = _joined(list(_lines(target)) if target.is_file() else [], new)
     if not before and start is not None:
         before = [Moment(0, {"mixture": dict(start)}, prior=updates[0].prior)]
     if before and before[-1].mixture.keys() != updates[-1].mixture.keys():
         raise ValueError(f"save_history: {target} is the history of other datasets; choose another file.")
-    _write(target, thinned([*before, *new], max(50, _NUMBERS // len(updates[-1].mixture))))
-
-
-def change_history(folder: str | PathLike[str], step: int, mixture: Mapping[str, float]) -> None:
-    """A training goes on after `step` with other datasets: mixture.jsonl in the folder, if it is there and of others,
-    ends with this mixture, behind what it says up to that step.
-    """
-    target = Path(folder) / PLAIN
-    written = list(_lines(target)) if target.is_file() else []
-    before = [moment for moment in written if moment.step <= step]
-    if before and before[-1].mixture.keys() != mixture.keys():
-        _write(target, [*before, Moment(step, {"mixture": dict(mixture)})])
-
-
-def _write(target: Path, moments: Iterable[Moment]) -> None:
+    most = max(50, _SHARES_IN_FILE // len(updates[-1].mixture))
     written = target.with_name(f".{target.name}.part")
-    written.write_text("".join(f"{_line(moment)}\n" for moment in moments), encoding="utf-8")
+    lines = [_line(moment) for moment in evenly([*before, *new], most, at=lambda moment: moment.step)]
+    written.write_text("\n".join([*lines, ""]), encoding="utf-8")
     os.replace(written, target)
 
 
+def _written_groups(update: Update, **more: Mapping[str, float]) -> Groups:
+    return {**update.short_groups(**more), "mixture": update.mixture}
+
+
 def _joined(written: list[Moment], new: list[Moment]) -> tuple[list[Moment], list[Moment]]:
-    """What stays of a file, and what is added: memory may have forgotten updates that the file has, and a training that
-    was resumed makes some again. Up to the last moment that both have alike the file is right.
+    """Returns the moments of a file that stay, and the moments that are added.
+
+    The memory may have dropped updates that the file has, and a resumed training repeats some: the file is right up to
+    the last moment that both have alike.
     """
     mixtures = {moment.step: moment.mixture for moment in written}
     alike = max((moment.step for moment in new[:-1] if mixtures.get(moment.step) == moment.mixture), default=None)
@@ -140,34 +183,15 @@ def _joined(written: list[Moment], new: list[Moment]) -> tuple[list[Moment], lis
     return [m for m in written if m.step <= alike], [m for m in new if m.step > alike]
 
 
-def thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
-    """At most so many: those go whose neighbours are closest to each other, never the first or the last."""
-    kept = list(moments)
-    while len(kept) > max(2, most):
-        gaps = [after.step - before.step for before, after in zip(kept, kept[2:], strict=False)]
-        del kept[1 + gaps.index(min(gaps))]
-    return kept
-
-
-def _moment(update: "Update", short: bool = False) -> Moment:
-    """short: rewards and the like only of the datasets that have moved most, and dev sets up to the same number."""
-    groups: Groups = {group: values for group, values in update.groups().items() if values}
-    if short and len(update.mixture) > _MOST:
-        chosen = movers(update.mixture, update.prior or update.before or update.mixture, _MOST)
-        for group in ("reward", "noise", "train_loss"):
-            values = groups.get(group, {})
-            groups[group] = {name: values[name] for name in chosen if name in values}
-    if short:
-        groups |= {group: dict(list(groups.get(group, {}).items())[:_MOST]) for group in ("dev_loss", "dev_weight")}
-        groups = {group: values for group, values in groups.items() if values}
+def _moment(update: Update, groups: Groups) -> Moment:
     cosines: Groups = {}
-    if (table := update.alignment) is not None and len(table.dev_names) * len(table.train_names) <= SMALL_TABLE:
-        rows = table.cosines().tolist()
+    if (table := update.alignment) is not None and len(table.dev_names) * len(table.train_names) <= _TABLE_ENTRIES:
         cosines = {
-            dev: dict(zip(table.train_names, (round(c, 5) for c in row), strict=True))
-            for dev, row in zip(table.dev_names, rows, strict=True)
+            dev: {name: round(cosine, 5) for name, cosine in zip(table.train_names, row, strict=True)}
+            for dev, row in zip(table.dev_names, table.cosines().tolist(), strict=True)
         }
-    return Moment(update.step, groups, update.facts(), update.prior, cosines)
+    known = {group: values for group, values in groups.items() if values}
+    return Moment(update.step, known, update.facts(), update.prior, cosines)
 
 
 def _line(moment: Moment) -> str:
@@ -180,7 +204,7 @@ def _line(moment: Moment) -> str:
 
 
 def _newest(path: Path, name: str) -> Path | None:
-    """The file of that name: the path itself, in the folder, or in the checkpoint-N or version_N with the largest N."""
+    """Returns the file of that name: the path, in the folder, or in its checkpoint-N or version_N of the largest N."""
     if path.name == name and path.is_file():
         return path
     if (path / name).is_file():
@@ -195,23 +219,23 @@ def _number(file: Path) -> int:
 
 
 def _records(path: Path) -> Iterator[Moment]:
-    checksum = 0  # of all lines so far, but for what each says of it
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is being written
+    """Reads the records of a run; each line ends with a checksum of all lines up to it."""
+    checksum = 0
+    lines = path.read_bytes().split(b"\n")[:-1]  # after the last newline a record is being written
     for number, line in enumerate(lines, start=1):
         body, _, noted = line.removesuffix(b"\r").rpartition(b', "checksum": "')
         checksum = zlib.crc32(body, checksum)
         if noted != f'{checksum:08x}"}}'.encode():
             raise ValueError(f"{path}:{number}: is damaged (its checksum does not fit), or of another version.")
         record = json.loads(body + b"}")
-        if record.get("kind") in ("start", "update", "data"):
+        if record.get("kind") in ("start", "update"):
             yield _read(record)
 
 
 def _lines(path: Path) -> Iterator[Moment]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            content = json.loads(line)
-            yield _read(content)
+            yield _read(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{path}:{number}: is no line of a history: {line[:60]!r}.") from None
 
@@ -239,17 +263,16 @@ def _csv_log(path: Path) -> Iterator[Moment]:
 
 
 def _grouped(step: int, flat: Mapping[str, Any]) -> Moment:
-    """What `Update.scalars` made flat: {"mixture/az": 0.1} -> {"mixture": {"az": 0.1}}."""
+    """Returns the moment of a flat log, as `Update.scalars` makes one: {"mixture/az": 0.1, ...}."""
     groups: Groups = {}
     facts: dict[str, float] = {}
     for key, value in flat.items():
         group, slash, name = key.partition("/")
-        if slash and group in GROUPS:
+        if slash and group in (*GROUPS, "prior"):
             groups.setdefault(group, {})[name] = float(value)
         elif group == "balance" and name in FACTS:
             facts[name] = float(value)
-    prior = {key.removeprefix("prior/"): float(value) for key, value in flat.items() if key.startswith("prior/")}
-    return Moment(step, groups, facts, prior)
+    return Moment(step, groups, facts, groups.pop("prior", {}))
 
 
 PLAIN = "mixture.jsonl"

@@ -1,21 +1,18 @@
-"""An update in the words of other people's loggers: charts of TensorBoard, a table of Weights & Biases, a console line.
+"""Updates for the loggers of other libraries: charts of TensorBoard, tables of Weights & Biases, console lines.
 
-Imports none of them, nor torch: what is given is theirs. Numbers that every logger takes are `Update.scalars`.
+Imports none of these libraries, nor torch. `Update.scalars` has the numbers that every logger takes.
 """
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .history import change_history, save_history
+from .history import save_history
+from .update import Update
 
-if TYPE_CHECKING:
-    from .update import Update
-
-# What TensorBoard's tab "Custom Scalars" shows: one chart per group, whatever prefix a trainer gives the tags.
+# Charts of TensorBoard's tab "Custom Scalars", one per group, whatever prefix a trainer gives the tags.
 LAYOUT = {
     "multidds": {
         "mixture": ["Multiline", ["(.*/)?mixture/.*"]],
@@ -25,21 +22,21 @@ LAYOUT = {
         "passes": ["Multiline", ["(.*/)?passes/.*"]],
     }
 }
-TABLE = "multidds/mixture"  # what the table is called
-_ROWS = 1000  # of a table: of more datasets those that have moved furthest
+TABLE = "multidds/mixture"  # the name of the table
+_MOST_ROWS = 1000  # of a table; of more datasets, those that moved furthest
 _log = logging.getLogger("multidds")
 
 
-def table(update: "Update", passes: Mapping[str, float]) -> tuple[list[str], list[list[Any]]]:
-    """(columns, rows): a row for each dataset, the largest share first; None where a number is not known."""
+def table(update: Update, passes: Mapping[str, float]) -> tuple[list[str], list[list[Any]]]:
+    """Returns (columns, rows): a row for each dataset, the largest share first; None for unknown numbers."""
     columns = ["dataset", "prior", "before", "share", "reward", "noise", "passes"]
-    known = (update.prior, update.before, update.mixture, update.rewards, update.noise, passes)
-    names = sorted(update.movers(_ROWS), key=lambda name: (-update.mixture[name], name))
-    return columns, [[name, *(values.get(name) for values in known)] for name in names]
+    groups = (update.prior, update.before, update.mixture, update.rewards, update.noise, passes)
+    names = sorted(update.movers(_MOST_ROWS), key=lambda name: (-update.mixture[name], name))
+    return columns, [[name, *(values.get(name) for values in groups)] for name in names]
 
 
-def on_console(update: "Update", write: Callable[[str], object] = print) -> None:
-    """Write the line of an update, in letters that standard output has."""
+def on_console(update: Update, write: Callable[[str], object] = print) -> None:
+    """Writes the line of an update, in letters that standard output has."""
     line, encoding = str(update), getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         line.encode(encoding)
@@ -49,20 +46,8 @@ def on_console(update: "Update", write: Callable[[str], object] = print) -> None
 
 
 def keep_history(balancer: Any, folder: str | PathLike[str], passes: Mapping[str, float]) -> None:
-    """Write mixture.jsonl into a folder of a trainer. A disk that is full must not end the training."""
-    with _warning():
-        save_history(balancer, folder, passes=passes)
-
-
-def keep_change(folder: str | PathLike[str], step: int, mixture: Mapping[str, float]) -> None:
-    """The same where a training goes on with other datasets."""
-    with _warning():
-        change_history(folder, step, mixture)
-
-
-@contextmanager
-def _warning() -> Iterator[None]:
+    """Writes mixture.jsonl into a folder of a trainer; if it cannot (a full disk), the training continues."""
     try:
-        yield
+        save_history(balancer, folder, passes=passes)
     except (OSError, ValueError) as error:
         _log.warning("BalanceCallback: the history of the mixture is not written: %s", error)

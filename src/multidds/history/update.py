@@ -1,13 +1,16 @@
-"""What one update found and did, and its one flattening into named numbers for logs, records and pages."""
+"""One update of a mixture, and its numbers under the names that logs, records and pages use."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .._base.text import changes, movers, shares
-from ..probes.alignment import Alignment
 
-MOST = 64  # datasets and dev sets whose numbers an update writes into a log
+if TYPE_CHECKING:
+    from ..probes.alignment import Alignment
+
+MOST_NAMES = 64  # datasets or dev sets of a group that a log gets
 
 
 @dataclass(frozen=True)
@@ -16,19 +19,22 @@ class Update:
 
     step: the optimizer step after which it was made.
     mixture: {dataset: probability} after the update.
-    rewards: {dataset: reward}; probed: the datasets whose rewards are new.
-    dev_losses, train_losses: {name: loss of the probe}, for the dev sets and datasets that were probed.
+    rewards: {dataset: reward}.
+    dev_losses: {dev set: loss of the probe}, of those that were probed.
+    train_losses: {dataset: loss of the probe}, of those that were probed.
     weights: {dev set: weight}, the priority.
-    alignment: the table, if it was asked for.
-    seconds: how long the update took.
+    alignment: the table of inner products, if it was asked for.
+    seconds: the time that the update took.
     skipped: None, or the reason why the mixture did not move.
-    notes: zero gradients, rewards that sum to 0 or less.
+    notes: sentences about zero gradients, or rewards that sum to 0 or less.
     noise: {dataset: standard error of its reward}, if it was estimated.
-    signal: how much of the evidence that the rule uses is not noise, 0 to 1; NaN if unknown.
-    drift: total variation between the mixture and the prior: 0 is the prior, 1 shares nothing with it.
-    learned: the same between the mixture and the one that the rule would have if all rewards were the same.
-    unlearned: the same between that one and the prior: how far the anchor, or the rule's own drift, goes by itself.
-    before, prior: {dataset: probability} before this update, and where the training began.
+    signal: the share of the evidence that is not noise, 0 to 1; NaN if unknown.
+    drift: the total variation between the mixture and the prior: 0 is the prior, 1 shares nothing with it.
+    learned: the total variation between the mixture and the plan.
+    probed: the datasets whose rewards are new.
+    unlearned: the total variation between the plan and the prior.
+    before: {dataset: probability} before the update.
+    prior: {dataset: probability} that the training was given.
 
     As a string it is one line, such as `step 500  python 80→67%  markdown 16→25%`.
     """
@@ -39,7 +45,7 @@ class Update:
     dev_losses: dict[str, float]
     train_losses: dict[str, float]
     weights: dict[str, float]
-    alignment: Alignment | None
+    alignment: "Alignment | None"
     seconds: float
     skipped: str | None = None
     notes: tuple[str, ...] = ()
@@ -59,18 +65,18 @@ class Update:
         return f"step {self.step:,}  " + ("  ".join(moved) or f"unchanged: {shares(self.mixture, 4)}")
 
     def __repr__(self) -> str:
-        facts = "" if math.isnan(self.signal) else f"; signal {self.signal:.2f}"
-        return f"Update({self}{facts}; {self.drift:.2f} from the prior, {self.learned:.2f} of it learned)"
+        signal = "" if math.isnan(self.signal) else f"; signal {self.signal:.2f}"
+        return f"Update({self}{signal}; {self.drift:.2f} from the prior, {self.learned:.2f} of it learned)"
 
     def facts(self) -> dict[str, float]:
-        """What describes the update as a whole: {"signal": 0.9, "drift": 0.3, ...}; distances if the prior is known."""
-        found = {} if math.isnan(self.signal) else {"signal": self.signal}
+        """Returns the numbers of the update as a whole: {"signal": 0.9, "drift": 0.3, ...}, those that are known."""
+        facts = {} if math.isnan(self.signal) else {"signal": self.signal}
         if self.prior:
-            found |= {"drift": self.drift, "learned": self.learned, "unlearned": self.unlearned}
-        return found
+            facts |= {"drift": self.drift, "learned": self.learned, "unlearned": self.unlearned}
+        return facts
 
     def groups(self) -> dict[str, dict[str, float]]:
-        """{"mixture": {"az": 0.1, ...}, "reward": ...}: what every logger, record and page calls these numbers."""
+        """Returns {"mixture": {"az": 0.1, ...}, "reward": ...}, under the names that all logs use."""
         return {
             "mixture": self.mixture,
             "reward": self.rewards,
@@ -80,25 +86,34 @@ class Update:
             "noise": self.noise,
         }
 
+    def short_groups(self, **more: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """Returns the groups with at most 64 names each: the datasets that moved furthest from the prior, or the first.
+
+        more: further groups, such as passes={"az": 1.5}.
+        """
+        moved = self.movers()
+        short = {}
+        for group, values in {**self.groups(), **more}.items():
+            names = list(values)
+            if len(names) > MOST_NAMES:
+                names = [name for name in moved if name in values] or names[:MOST_NAMES]
+            short[group] = {name: float(values[name]) for name in names}
+        return short
+
     def scalars(self, **more: Mapping[str, float]) -> dict[str, float]:
-        """The groups as one flat dict: {"mixture/az": 0.1, "reward/az": 0.3, ...}; the name follows the first '/'.
+        """Returns the short groups as one flat dict: {"mixture/az": 0.1, ...}; the name follows the first '/'.
 
         more: further groups, such as passes={"az": 1.5}, which become "passes/az".
 
-        Numbers for the update as a whole are "balance/signal", "balance/drift" and so on. With more than 64 datasets,
-        those are kept that have moved furthest from the prior; with more than 64 dev sets, the first.
+        Numbers for the update as a whole are "balance/signal", "balance/drift" and so on.
         """
-        groups: dict[str, Mapping[str, float]] = {**self.groups(), **more}
-        shown = self.movers()
         flat = {f"balance/{word}": value for word, value in self.facts().items()}
-        for group, values in groups.items():
-            few = len(values) <= MOST
-            names = list(values) if few else [name for name in shown if name in values] or list(values)[:MOST]
-            flat |= {f"{group}/{name}": float(values[name]) for name in names}
+        for group, values in self.short_groups(**more).items():
+            flat |= {f"{group}/{name}": value for name, value in values.items()}
         return flat
 
-    def movers(self, most: int = MOST) -> list[str]:
-        """Up to `most` datasets, in their order; if there are more, those that have moved furthest from the prior."""
+    def movers(self, most: int = MOST_NAMES) -> list[str]:
+        """Returns all datasets in their order, or the `most` that moved furthest from the prior."""
         if len(self.mixture) <= most:
             return list(self.mixture)
         return movers(self.mixture, self.prior or self.before or dict.fromkeys(self.mixture, 0.0), most)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from multidds.history.history import find_history, moments_of
+from multidds.history import find_history, moments_of
 
 from ..common.errors import UserError
 from ..config.config import read_run, suggestion

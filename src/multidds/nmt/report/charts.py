@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from multidds.history.plot import COLOURS, OTHERS
+from multidds.history import COLOURS, OTHERS, evenly
 
 GREY = "#9aa0a8"
 MOST = len(COLOURS)  # series of a chart
@@ -32,7 +32,7 @@ def area(
 
     bands: {name: share at every step}. limit: where the axis ends, for shares that are small.
     """
-    kept = _thinned(range(len(steps)))
+    kept = evenly(range(len(steps)), _POINTS)
     xs = [steps[i] for i in kept] if len(steps) > 1 else [0, max(1, steps[0])]
     values = {name: [band[i] for i in kept] if len(steps) > 1 else [band[0]] * 2 for name, band in bands.items()}
     below, paths = [0.0] * len(xs), []
@@ -70,8 +70,8 @@ def lines(
     likewise. colours: by name, if given.
     """
     colours = colours_of(series) | dict(colours or {})
-    shown = {name: _thinned(points) for name, points in series.items() if points}
-    errors = {name: _thinned(noise[name]) for name in shown if noise and name in noise}
+    shown = {name: evenly(points, _POINTS) for name, points in series.items() if points}
+    errors = {name: evenly(noise[name], _POINTS) for name in shown if noise and name in noise}
     ends = [
         y + sign * e
         for name, points in shown.items()
@@ -145,7 +145,7 @@ def heat(
     dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[float]]]], title: str
 ) -> Markup:
     """Cosines [dev, train] at several steps: a table in colours, and a slider over the steps."""
-    tables = _thinned(tables, 60)
+    tables = evenly(tables, 60)
     highest = max((abs(c) for _, table in tables for row in table for c in row), default=1.0) or 1.0
     head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in train)
     last = tables[-1][1]
@@ -278,9 +278,3 @@ def percent(share: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _thinned(points: Any, most: int = _POINTS) -> list[Any]:
-    points = list(points)
-    every = math.ceil(len(points) / most)
-    return points if every <= 1 else [*points[:-1:every], points[-1]]

@@ -18,10 +18,26 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from multidds.history import evenly, style
+
 from ..common.escaping import drawable
 
-__all__ = ["COLOURS", "INK", "MANY", "MARKS", "Canvas", "Figure", "colour_bar", "draw_series", "drawn", "legend",
-           "name_rows", "over_steps", "saved", "thinned"]  # fmt: skip
+__all__ = [
+    "COLOURS",
+    "INK",
+    "MANY",
+    "MARKS",
+    "POINTS",
+    "Canvas",
+    "Figure",
+    "colour_bar",
+    "draw_series",
+    "drawn",
+    "legend",
+    "name_rows",
+    "over_steps",
+    "saved",
+]
 
 INK = "#1c1c1e"  # text and axes; on a page it becomes the colour of the page's text
 # Okabe and Ito's colours, which colour-blind people can tell apart, and three more; legible on white and on black.
@@ -29,14 +45,17 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7
 MARKS = "os^Dv<>Ph*"
 MANY = len(COLOURS)  # more datasets than this are drawn as a heat map
 _WIDTH = 4.9  # inches: at one point per pixel a phone's screen
-_POINTS = 300  # of a line; more cannot be seen
+POINTS = 300  # of a line; more cannot be seen
 _STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "multidds", "pdf.fonttype": 42, "font.size": 9, "font.family": "sans-serif",
-    "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.titlesize": 9, "axes.titlecolor": INK, "text.color": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.color": INK, "grid.alpha": 0.15, "grid.linewidth": 0.5, "lines.linewidth": 1.4, "legend.frameon": False,
-    "legend.fontsize": 8, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
-}  # fmt: skip
+    **style(INK),
+    "font.family": "sans-serif",
+    "axes.titlesize": 9,
+    "axes.grid": True,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+}
 
 
 NOTHING = Markup("")
@@ -108,12 +127,12 @@ def draw_series(panel: Axes, steps: Sequence[int], series: dict[str, list[float]
     """Lines (None), or the heat map of many series. `held`: a value holds until the next one, as a mixture does."""
     if len(series) <= MANY:
         for i, (name, values) in enumerate(series.items()):
-            points = thinned(list(zip(steps, values, strict=True)))
+            points = evenly(list(zip(steps, values, strict=True)), POINTS)
             mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
             panel.plot(*zip(*points, strict=True), color=COLOURS[i], label=drawable(name), marker=mark,
                        markersize=3.5, drawstyle="steps-post" if held else "default")  # fmt: skip
         return None
-    columns = [index for index, _ in thinned(list(enumerate(steps)))]
+    columns = evenly(range(len(steps)), POINTS)
     table = [[series[name][column] for column in columns] for name in series]
     image = panel.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
     panel.grid(False)
@@ -140,8 +159,3 @@ def colour_bar(canvas: Canvas, panels: Any, image: Any, what: str) -> None:
     bar = canvas.colorbar(image, ax=panels, location="bottom", label=what, aspect=40, pad=0.02)
     bar.ax.set_gid("legend_bar")
     bar.outline.set_visible(False)
-
-
-def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    every = math.ceil(len(points) / _POINTS)
-    return points if every <= 1 else [*points[:-1:every], points[-1]]

@@ -11,8 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from multidds._base.text import movers
-from multidds.history.history import Moment, find_history, moments_of
-from multidds.history.plot import OTHERS, shares_of, top_movers
+from multidds.history import OTHERS, Moment, find_history, moments_of, shares_of, top_movers
 
 from ..common.errors import UserError
 from . import charts

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from multidds.history.plot import plot
+from multidds.history import plot
 
 from ..common.errors import UserError
 from ..common.escaping import file_name, latex, printable

@@ -9,6 +9,8 @@ import re
 import statistics
 from collections.abc import Iterator
 
+from multidds.history import evenly
+
 from ..common.escaping import drawable
 from . import charts
 from .drawing import (
@@ -16,6 +18,7 @@ from .drawing import (
     INK,
     MANY,
     MARKS,
+    POINTS,
     Canvas,
     Figure,
     colour_bar,
@@ -24,7 +27,6 @@ from .drawing import (
     legend,
     name_rows,
     over_steps,
-    thinned,
 )
 from .runs import REWARDS, Run, Setting
 from .tables import main_method
@@ -174,7 +176,7 @@ def mean_measure(setting: Setting, measure: str, called: str, caption: str) -> F
     def draw(canvas: Canvas) -> None:
         panel = canvas.subplots()
         for i, run in enumerate(runs):
-            points = thinned([(record.step, record.means[measure]) for record in run.validations])
+            points = evenly([(record.step, record.means[measure]) for record in run.validations], POINTS)
             steps, values = zip(*points, strict=True)
             mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
             panel.plot(steps, values, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))

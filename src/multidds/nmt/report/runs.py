@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multidds.history.history import moments_of
+from multidds.history import moments_of
 
 from ..common.errors import UserError
 from ..config.config import Config, MixtureSettings, read_run
