@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from toys import batch, dataset, loss
 
 from multidds import Balancer, Mixture, MixtureSampler, batches_of, interleave
-from multidds._base.ranks import place_among_ranks, ranks
 from multidds.probes import probe
 from multidds.rules import Anchored, Scorer
 
@@ -233,22 +232,3 @@ CHECKS = [
 @pytest.mark.slow
 def test_replicas_equal_one_process(world_size, tmp_path):
     assert_ranks_equal_one_process(all_updates, tmp_path, world_size, checks=CHECKS)
-
-
-def test_a_process_alone_is_rank_0_of_1_unless_it_is_told_otherwise():
-    assert ranks() == place_among_ranks("Here", None, None) == (0, 1)
-    assert place_among_ranks("Here", 2, 3) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "message"),
-    [
-        (None, 2, "Here: give both rank and world_size, or neither."),
-        (1, None, "Here: give both rank and world_size, or neither."),
-        (2, 2, "Here: rank must be between 0 and world_size - 1, but it is 2 of 2."),
-        (-1, 2, "Here: rank must be between 0 and world_size - 1, but it is -1 of 2."),
-    ],
-)
-def test_a_place_among_ranks_that_cannot_be_is_refused(rank, world_size, message):
-    with pytest.raises(ValueError, match=message):
-        place_among_ranks("Here", rank, world_size)

@@ -281,7 +281,7 @@ def check_what_is_refused(rank, folder):
     half = Uneven()
     fully_shard(half.first)
     assert "the parameter 'second.weight' is not sharded, but others are" in refusal(half)
-    assert "a FullyShardedDataParallel inside the model is not supported; use" in refusal(
+    assert "'FullyShardedDataParallel' inside the model is not supported; use" in refusal(
         FullyShardedDataParallel(Uneven(), device_id=torch.device("cpu"))
     )
     deep = Uneven()

@@ -1,7 +1,6 @@
-"""What the processes of a data-parallel training do together: knowing their place, averaging, failing as one.
+"""The ranks of a data-parallel training: rank, world size, sums, and errors that are raised on all of them.
 
-Only this file asks torch.distributed. Without an initialised process group there is one replica, and all of this is
-free.
+Only this file uses torch.distributed. Without an initialised process group there is one rank, and all of this is free.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,17 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def ranks(group: Any = None) -> tuple[int, int]:
-    """(rank, world size) of this process in a group, by default in that of all processes; alone it is 0 of 1."""
+def rank_and_size(group: Any = None) -> tuple[int, int]:
+    """Returns (rank, world size) of this process in a group, by default that of all processes; alone (0, 1)."""
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def place_among_ranks(where: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world size) as given, or as torch.distributed says where neither is."""
+def checked_rank(where: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Returns (rank, world size) as given; if neither is, those of torch.distributed."""
     if rank is None and world_size is None:
-        return ranks()
+        return rank_and_size()
     if rank is None or world_size is None:
         raise ValueError(f"{where}: give both rank and world_size, or neither.")
     if not 0 <= rank < world_size:
@@ -32,38 +31,43 @@ def place_among_ranks(where: str, rank: int | None, world_size: int | None) -> t
 
 
 class Ranks:
-    """The processes that train the same model now; made anew for every update."""
+    """The processes that train the same model now; made anew for every update.
+
+    device: where the backend can reduce a number: with NCCL not the CPU.
+    group: the process group of a DDP model; None: all processes.
+    """
 
     def __init__(self, device: torch.device, group: Any = None) -> None:
-        self.rank, self.size = ranks(group)
-        self._device = device  # where the backend can reduce a number: with NCCL not the CPU
-        self._group = group  # the process group of a DDP model; None is all processes
+        self.rank, self.size = rank_and_size(group)
+        self._device = device
+        self._group = group
 
     @classmethod
     def alone(cls, device: torch.device) -> "Ranks":
-        """This process, whatever others there are."""
-        replicas = cls(device)
-        replicas.rank, replicas.size = 0, 1
-        return replicas
+        """Returns this process as the only rank, even if there are others."""
+        alone = cls(device)
+        alone.rank, alone.size = 0, 1
+        return alone
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replace every tensor by its mean over the replicas."""
+        """Replaces every tensor by its mean over the ranks."""
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self._group)
                 tensor.div_(self.size)
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
-        """Replace every tensor by its sum over the replicas."""
+        """Replaces every tensor by its sum over the ranks."""
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self._group)
 
     def mean(self, value: float) -> float:
+        """Returns the mean of the values of all ranks."""
         return value if self.size == 1 else self.total(value) / self.size
 
     def total(self, value: float) -> float:
-        """The sum of the values of all ranks."""
+        """Returns the sum of the values of all ranks."""
         if self.size == 1:
             return value
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
@@ -71,15 +75,15 @@ class Ranks:
         self.sum([total])
         return total.item()
 
-    def stacked(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, which have one shape, on the CPU. # [rank, ...]"""
+    def gather_tensors(self, tensor: Tensor) -> Tensor:
+        """Returns the tensors of all ranks, which have one shape, on the CPU. # [rank, ...]"""
         mine = tensor.to(self._device).contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine, group=self._group)
         return torch.stack(parts).cpu()
 
-    def gathered(self, value: Any) -> list[Any]:
-        """The values of all ranks."""
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value, group=self._group)
@@ -87,7 +91,7 @@ class Ranks:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """An error inside the block on any rank is raised on every rank: one that went on alone would wait for ever."""
+        """Raises an error of any rank inside the block on every rank: one that went on alone would wait for ever."""
         if self.size == 1:
             yield
             return
@@ -100,10 +104,10 @@ class Ranks:
         dist.all_reduce(failed, group=self._group)
         if not failed.item():
             return
-        told = (
-            None if error is None else " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-        )
-        messages = self.gathered(told)
+        message = None
+        if error is not None:
+            message = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        messages = self.gather(message)
         if error is not None:
             raise error
         rank, message = next((rank, message) for rank, message in enumerate(messages) if message is not None)

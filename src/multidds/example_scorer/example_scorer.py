@@ -217,7 +217,7 @@ class ExampleScorer:
             for what, values in (("loss", losses), ("reward", rewards))
             if (place := first_not_finite(values)) is not None
         ]
-        return next((first for own in self._prober.replicas.gathered(sentences) for first in own), None)
+        return next((first for own in self._prober.replicas.gather(sentences) for first in own), None)
 
     @property
     def priority(self) -> Priority:

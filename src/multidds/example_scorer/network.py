@@ -186,7 +186,7 @@ class TrainedNetwork:
 
 def policy_gradient(scores: Tensor, rewards: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Returns P of this rank's examples, and the derivative of mean_i R_i log P(i) in their scores, over all ranks."""
-    of_ranks = ranks.gathered((scores.tolist(), rewards.tolist()))
+    of_ranks = ranks.gather((scores.tolist(), rewards.tolist()))
     all_scores = torch.tensor([score for own, _ in of_ranks for score in own], dtype=torch.float64)
     total = sum(sum(own) for _, own in of_ranks)
     probabilities = (scores - all_scores.logsumexp(0).to(scores.device)).exp()

@@ -143,7 +143,7 @@ class SmallScores:
 
     def _fit_on_replay(self, inputs: Tensor, rewards: Tensor, ranks: Ranks) -> str | None:
         """Takes steps along R grad log P over the examples of recent updates, of all ranks; returns why not, if so."""
-        of_ranks = ranks.gathered((inputs.cpu(), rewards.cpu()))
+        of_ranks = ranks.gather((inputs.cpu(), rewards.cpu()))
         self._replay.add(*(torch.cat(parts).to(inputs.device) for parts in zip(*of_ranks, strict=True)))
         kept, known = self._replay.examples()
         trained = self._network_for(kept)

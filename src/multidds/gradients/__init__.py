@@ -1,1 +1,47 @@
-"""To be said."""
+"""Gradients: their algebra, the elements that a rank holds, and the ranks that compute them.
+
+A gradient is a list of tensors, one per parameter; None stands for zero. `vectors` has inner products and sums,
+`layout` the shards of FSDP2, `sketch` short vectors that keep inner products, `averages` running means over updates,
+`parallel_models` DDP and FSDP2 around a model, and `work_split` the division of gradients among ranks.
+
+>>> import torch
+>>> from multidds.gradients import Sketcher, added, dot, norm
+>>> a, b = [torch.tensor([3.0, 4.0]), None], [torch.tensor([1.0, 1.0]), torch.tensor([2.0])]
+>>> dot(a, b), norm(a)
+(7.0, 5.0)
+>>> added(None, b, scale=2.0)
+[tensor([2., 2.]), tensor([4.])]
+>>> sketcher = Sketcher(buckets=1024)
+>>> values, sketch = torch.randn(10_000, generator=torch.Generator().manual_seed(1)), sketcher.new(torch.float32)
+>>> sketcher.add(sketch, "weight", values)
+>>> bool(abs(sketch.dot(sketch) / values.dot(values) - 1) < 0.1)
+True
+"""
+
+from .averages import MeanDirection, MovingAverages
+from .layout import Shards, Whole
+from .parallel_models import fsdp_modules, layout_of, parameters_of, resharded, set_aside, unwrapped
+from .sketch import Sketcher
+from .vectors import Gradient, added, dot, norm, wide
+from .work_split import WorkSplit, owners_of
+
+__all__ = [
+    "Gradient",
+    "MeanDirection",
+    "MovingAverages",
+    "Shards",
+    "Sketcher",
+    "Whole",
+    "WorkSplit",
+    "added",
+    "dot",
+    "fsdp_modules",
+    "layout_of",
+    "norm",
+    "owners_of",
+    "parameters_of",
+    "resharded",
+    "set_aside",
+    "unwrapped",
+    "wide",
+]

@@ -1,5 +1,7 @@
-"""Averages of gradients over updates: of n datasets, as DDS kept them (appendix A.1: n gradients of memory), or of the
-one vector that the dev sets want, where an update looks at a part of them.
+"""Running averages of gradients over updates, with one form of state.
+
+`MovingAverages` are those of DDS (appendix A.1 of the paper): one for each of n datasets, n gradients of memory.
+`MeanDirection` averages the one vector of the dev sets, for updates that probe a part of them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,36 +10,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.checks import are, by_name, check_state, is_count
 from .layout import Whole
 from .vectors import Gradient, wide
 
 
-class MovingAverages:
-    """The mean of a dataset's gradients with weights 1, decay, decay^2, ... from the newest back."""
+class _Averages:
+    """Tensors like the parameters, and their state: {"PREFIX.PARAMETER": copy}; of a sharded model, shards.
+
+    params: {name: parameter}, of the gradients.
+    layout: the elements of them that this rank holds.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], layout: Whole) -> None:
+        self._params, self._layout = dict(params), layout
+
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros_like(self._layout.local(p), dtype=wide(p.dtype)) for p in self._params.values()]
+
+    def _saved(self, prefix: str, values: list[Tensor]) -> dict[str, Tensor]:
+        by_name = enumerate(zip(self._params, values, strict=True))
+        return {f"{prefix}.{name}": self._layout.as_dtensor(i, value.clone()) for i, (name, value) in by_name}
+
+    def _loaded(self, prefixes: Iterable[str], tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
+        prefixes = list(prefixes)
+        shapes = {f"{prefix}.{name}": p.shape for prefix in prefixes for name, p in self._params.items()}
+        if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+            raise ValueError("Balancer: the averages of gradients in the state are of other parameters.")
+        params = list(enumerate(self._params.items()))
+        return [
+            [
+                self._layout.local_slice(i, tensors[f"{prefix}.{name}"]).to(p.device, wide(p.dtype), copy=True)
+                for i, (name, p) in params
+            ]
+            for prefix in prefixes
+        ]
+
+
+class MovingAverages(_Averages):
+    """The mean of each dataset's gradients, with weights 1, decay, decay^2, ... from the newest back.
+
+    params, layout: the parameters, and the elements of them that this rank holds.
+    decay: the weight of a gradient relative to the next newer one, at least 0 and below 1.
+    names: datasets whose averages exist from the beginning, as zero, so that a state always has the same tensors.
+    """
 
     def __init__(self, params: Mapping[str, Tensor], decay: float, layout: Whole, names: Iterable[str] = ()) -> None:
-        """params: what the gradients are of; layout: where their elements are. names: of datasets whose averages are
-        there from the beginning, as zero, so that a state has one form at any time.
-        """
-        if not 0 <= decay < 1:
-            raise ValueError(f"Balancer: decay must be at least 0 and below 1, but it is {decay}.")
-        self._params, self._decay, self._layout = dict(params), decay, layout
+        super().__init__(params, layout)
+        self._decay = decay
         self._averages: dict[str, list[Tensor]] = {}
         self._counts: dict[str, Tensor] = {}  # finite gradients so far
         self._observed: set[str] = set()
         for name in names:
             self._begin(name)
 
+    def _begin(self, name: str) -> None:
+        self._averages[name] = self._zeros()
+        self._counts[name] = torch.zeros((), dtype=torch.int64, device=self._averages[name][0].device)
+
     def __getitem__(self, name: str) -> Gradient:
         return list(self._averages[name])
 
     def observed(self, name: str) -> bool:
-        """Whether gradients of training were seen; if not, the average is over probes."""
+        """Whether the average is over gradients of training; if not, it is over probes."""
         return name in self._observed
 
     def observe(self, name: str) -> None:
-        """Add what backward has left in .grad. Nothing is synchronised; a non-finite gradient changes nothing."""
+        """Adds what backward has left in .grad. Nothing is synchronised; a non-finite gradient changes nothing."""
         gradient = [p.grad for p in self._params.values()]
         if all(g is None for g in gradient):
             raise ValueError(f"Balancer.observe({name!r}): there are no gradients; call it after backward().")
@@ -45,6 +83,7 @@ class MovingAverages:
         self._observed.add(name)
 
     def add(self, name: str, gradient: Gradient) -> None:
+        """Adds a gradient to the average of a dataset, unless an element of it is not finite."""
         if name not in self._averages:
             self._begin(name)
         averages = self._averages[name]
@@ -58,81 +97,41 @@ class MovingAverages:
             # lerp from a to a is a, bit for bit; a NaN times a weight of 0 would not be.
             average.lerp_(torch.where(finite.to(average.device), value, average), share.to(average))
 
-    def _begin(self, name: str) -> None:
-        self._averages[name] = [
-            torch.zeros_like(self._layout.local(p), dtype=wide(p.dtype)) for p in self._params.values()
-        ]
-        self._counts[name] = torch.zeros((), dtype=torch.int64, device=self._averages[name][0].device)
-
     def state_dict(self) -> dict[str, Any]:
-        """The plain values; `tensors` are the rest."""
-        return {
-            "observed": sorted(self._observed),
-            "counts": {name: int(self._counts[name]) for name in sorted(self._counts)},
-        }
+        """Returns the plain values; `tensors` has the rest."""
+        counts = {name: int(self._counts[name]) for name in sorted(self._counts)}
+        return {"observed": sorted(self._observed), "counts": counts}
 
     def tensors(self) -> dict[str, Tensor]:
-        """{"average.3.PARAMETER": copy}, where 3 is the place of the dataset among the sorted names of the counts.
-
-        Of a sharded model, shards: DTensors that are laid out as its parameters are.
-        """
-        return {
-            f"average.{place}.{key}": self._layout.like(i, average.clone())
-            for place, name in enumerate(sorted(self._averages))
-            for i, (key, average) in enumerate(zip(self._params, self._averages[name], strict=True))
-        }
-
-    def carried(
-        self, state: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Iterable[str]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """(state, tensors) without the averages of datasets that are not among the names."""
-        kept = set(names)
-        before = sorted(state["counts"])
-        after = [name for name in before if name in kept]
-        renamed = {
-            f"average.{place}.{key}": tensors[f"average.{before.index(name)}.{key}"]
-            for place, name in enumerate(after)
-            for key in self._params
-        }
-        observed = [name for name in state["observed"] if name in kept]
-        return {"observed": observed, "counts": {name: state["counts"][name] for name in after}}, renamed
-
-    def check_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        check_state("Balancer: averages", state, counts=by_name(is_count), observed=are(lambda n: isinstance(n, str)))
-        wanted = {
-            f"average.{place}.{key}": p.shape
-            for place in range(len(state["counts"]))
-            for key, p in self._params.items()
-        }
-        if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
-            raise ValueError("Balancer: the moving averages of the state are of other parameters.")
+        """Returns {"average.3.PARAMETER": copy}, 3 being the place of the dataset among the sorted names."""
+        places = enumerate(sorted(self._averages))
+        parts = [self._saved(f"average.{place}", self._averages[name]) for place, name in places]
+        return {key: tensor for part in parts for key, tensor in part.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.check_state(state, tensors)
-        averages, names = {}, sorted(state["counts"])
-        for place, name in enumerate(names):
-            averages[name] = [
-                self._layout.part(i, tensors[f"average.{place}.{key}"]).to(p.device, wide(p.dtype), copy=True)
-                for i, (key, p) in enumerate(self._params.items())
-            ]
-        self._averages, self._observed = averages, set(state["observed"])
-        self._counts = {name: torch.tensor(state["counts"][name], device=a[0].device) for name, a in averages.items()}
+        names = sorted(state["counts"])
+        averages = self._loaded([f"average.{place}" for place in range(len(names))], tensors)
+        self._averages, self._observed = dict(zip(names, averages, strict=True)), set(state["observed"])
+        devices = {name: self._averages[name][0].device for name in names}
+        self._counts = {name: torch.tensor(state["counts"][name], device=devices[name]) for name in names}
 
 
-class MeanDirection:
-    """What the dev sets have wanted so far: the mean of the vectors of updates 1, 2, ..., u with weights 1, 2, ..., u.
+class MeanDirection(_Averages):
+    """The mean of the dev sets' vectors of updates 1, 2, ..., u, with weights 1, 2, ..., u.
 
-    Where an update sees a few examples of the dev sets its vector is mostly noise. It is noise that all rewards of the
-    update share, so that no average over looks at datasets is rid of it as fast; and it fades as `shrinkage` fades.
+    The vector of an update that sees a few examples of the dev sets is mostly noise. All rewards of the update share
+    this noise, so that it does not average out over probes of datasets as fast.
+
+    updates: number of vectors in the mean.
     """
 
     def __init__(self, params: Mapping[str, Tensor], layout: Whole) -> None:
-        self._params, self._layout = dict(params), layout
-        self._mean = [torch.zeros_like(layout.local(p), dtype=wide(p.dtype)) for p in self._params.values()]
+        super().__init__(params, layout)
+        self._mean = self._zeros()
         self.updates = 0
 
     def with_vector(self, vector: Gradient) -> list[Tensor]:
-        """The mean with one vector more, in the memory of that. Nothing is kept of it before `keep`."""
+        """Returns the mean with one vector more, in the memory of that vector. `keep` makes it the mean."""
         share = 2 / (self.updates + 2)
         return [
             mean * (1 - share) if v is None else v.mul_(share).add_(mean, alpha=1 - share)
@@ -140,23 +139,13 @@ class MeanDirection:
         ]
 
     def keep(self, mean: list[Tensor]) -> None:
-        """The update that has made this mean counts."""
+        """Replaces the mean by what `with_vector` returned, and counts the update."""
         self._mean, self.updates = mean, self.updates + 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """{"direction.PARAMETER": copy}; of a sharded model, shards."""
-        means = enumerate(zip(self._params, self._mean, strict=True))
-        return {f"direction.{name}": self._layout.like(i, mean.clone()) for i, (name, mean) in means}
-
-    def check_state(self, updates: object, tensors: Mapping[str, Tensor]) -> None:
-        wanted = {f"direction.{name}": p.shape for name, p in self._params.items()}
-        if not is_count(updates) or {name: tensor.shape for name, tensor in tensors.items()} != wanted:
-            raise ValueError("Balancer: the direction of the dev sets in the state is of other parameters, or missing.")
+        """Returns {"direction.PARAMETER": copy}."""
+        return self._saved("direction", self._mean)
 
     def load_state_dict(self, updates: int, tensors: Mapping[str, Tensor]) -> None:
-        self.check_state(updates, tensors)
-        self._mean = [
-            self._layout.part(i, tensors[f"direction.{name}"]).to(p.device, wide(p.dtype), copy=True)
-            for i, (name, p) in enumerate(self._params.items())
-        ]
+        (self._mean,) = self._loaded(["direction"], tensors)
         self.updates = updates

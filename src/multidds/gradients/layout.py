@@ -1,7 +1,7 @@
-"""Where the elements of gradients are: whole on every rank, or in shards of which every rank holds one.
+"""The elements of gradients that a rank holds: all of them, or its shards of FSDP2 (`fully_shard`).
 
-A gradient is a list of plain tensors, one per parameter: what this rank holds of it. `Whole` and `Shards` know what is
-missing for inner products and sketches. For the shards of FSDP2 (`fully_shard`) that is one sum over ranks.
+A gradient is a list of plain tensors, one per parameter: the part that this rank holds. `Whole` and `Shards` add what
+is missing for inner products and sketches: for shards, one sum over ranks.
 """
 
 import math
@@ -12,44 +12,46 @@ import torch
 from torch import Tensor
 
 from .._base.ranks import Ranks
-from . import vectors as gradients
-from .vectors import Gradient
+from . import vectors
 
 
 class Whole:
-    """Every rank holds whole gradients."""
+    """The layout of gradients that every rank holds whole.
+
+    place: in its methods, the index of a parameter.
+    """
 
     sharded = False
 
     def local(self, tensor: Tensor) -> Tensor:
-        """What this rank holds of a parameter, or of anything that is laid out like one; the same memory."""
+        """Returns the part of a parameter, or of anything laid out like one, that this rank holds; the same memory."""
         return tensor
 
     def total(self, values: Tensor) -> Tensor:
-        """Sums over the elements that this rank holds, made sums over all elements in place."""
+        """Makes sums over the elements that this rank holds sums over all elements, in place."""
         return values
 
-    def stretches(self, place: int, values: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(index of its first element in the flat parameter, part) of what this rank holds; place: of the parameter."""
+    def flat_slices(self, place: int, values: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yields (index of its first element in the flat parameter, slice) of what this rank holds."""
         yield 0, values
 
-    def like(self, place: int, values: Tensor) -> Tensor:
-        """What this rank holds as the tensor of which it is a part, to be saved; place: of the parameter."""
+    def as_dtensor(self, place: int, values: Tensor) -> Tensor:
+        """Returns what this rank holds as a part of the whole tensor, for saving; a DTensor if there are shards."""
         return values
 
-    def part(self, place: int, tensor: Tensor) -> Tensor:
-        """What this rank holds of a tensor that was saved; place: of its parameter."""
+    def local_slice(self, place: int, tensor: Tensor) -> Tensor:
+        """Returns the part of a saved tensor that this rank holds."""
         return tensor
 
     def dot(self, a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
-        return gradients.dot(a, b)
+        return vectors.dot(a, b)
 
     def norm(self, a: Sequence[Tensor | None]) -> float:
         return math.sqrt(self.dot(a, a))
 
 
 class Shards(Whole):
-    """Every rank holds a shard of each parameter, a DTensor; all are laid out alike over one mesh."""
+    """The layout of gradients of which every rank holds a shard, a DTensor; all have one placement on one mesh."""
 
     sharded = True
 
@@ -58,10 +60,10 @@ class Shards(Whole):
         shards = len(placements) - 1  # the dimension of the mesh over which they are sharded: the last
         self._params = params
         self._group = Ranks(params[0].device, mesh.get_group(shards))
-        self._cuts = [self._cut(p.shape, p.placements[shards].dim) for p in params]
+        self._bounds = [self._bounds_of(p.shape, p.placements[shards].dim) for p in params]
 
-    def _cut(self, shape: Sequence[int], dim: int) -> tuple[int, int, int]:
-        """(dimension, first, length): what this rank holds of a parameter, in chunks as torch.chunk makes them."""
+    def _bounds_of(self, shape: Sequence[int], dim: int) -> tuple[int, int, int]:
+        """Returns (dimension, first, length) of this rank's chunk of a parameter, as torch.chunk makes them."""
         chunk = -(-shape[dim] // self._group.size)
         first = min(self._group.rank * chunk, shape[dim])
         return dim, first, min(chunk, shape[dim] - first)
@@ -76,28 +78,28 @@ class Shards(Whole):
         self._group.sum([total])
         return values.copy_(total)
 
-    def stretches(self, place: int, values: Tensor) -> Iterator[tuple[int, Tensor]]:
-        dim, first, _ = self._cuts[place]
+    def flat_slices(self, place: int, values: Tensor) -> Iterator[tuple[int, Tensor]]:
+        dim, first, _ = self._bounds[place]
         shape = self._params[place].shape
         rows, width = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
         if values.numel():
             for row, part in enumerate(values.reshape(rows, -1)):
                 yield (row * shape[dim] + first) * width, part
 
-    def like(self, place: int, values: Tensor) -> Tensor:
+    def as_dtensor(self, place: int, values: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
         p = self._params[place]
         return DTensor.from_local(values, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
 
-    def part(self, place: int, tensor: Any) -> Tensor:
+    def local_slice(self, place: int, tensor: Any) -> Tensor:
         if not hasattr(tensor, "to_local"):
-            part: Tensor = tensor.narrow(*self._cuts[place])
+            part: Tensor = tensor.narrow(*self._bounds[place])
             return part
         p = self._params[place]
         if tensor.device_mesh == p.device_mesh and tensor.placements == p.placements:
             return self.local(tensor)
         return self.local(tensor.redistribute(p.device_mesh, p.placements))
 
-    def dot(self, a: Gradient | Sequence[Tensor | None], b: Gradient | Sequence[Tensor | None]) -> float:
-        return self._group.total(gradients.dot(a, b))
+    def dot(self, a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
+        return self._group.total(vectors.dot(a, b))

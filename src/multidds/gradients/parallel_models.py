@@ -1,6 +1,6 @@
-"""What is around a model: which wrappers can be probed, which are refused, and what FSDP2 keeps while a probe runs.
+"""DDP and FSDP2 around a model: the wrappers that can be probed, those that are refused, and FSDP2 during a probe.
 
-Only this file knows the insides of `fully_shard`: gradients that wait for their reduction, and whether parameters are
+Only this file uses the internals of `fully_shard`: gradients that wait for their reduction, and whether parameters are
 gathered now.
 """
 
@@ -22,13 +22,13 @@ _REFUSED = {
     "FullyShardedDataParallel": _REPLAY,
     "DeepSpeedEngine": _REPLAY,
 }
-# What a group of parameters of FSDP2 keeps between the backward passes of one step, and what it has in probes.
-_OF_GROUPS = ("reduce_grads", "all_reduce_grads", "_partial_reduce_output")
-_IN_PROBES = {"reduce_grads": True, "all_reduce_grads": True, "is_last_backward": True}  # all else: None
+# Attributes that a group of FSDP2's parameters keeps between the backward passes of a step, and their values in probes.
+_GROUP_ATTRIBUTES = ("reduce_grads", "all_reduce_grads", "_partial_reduce_output")
+_IN_PROBES = {"reduce_grads": True, "all_reduce_grads": True, "is_last_backward": True}  # all others: None
 
 
 def unwrapped(model: nn.Module, owner: str) -> tuple[nn.Module, Any]:
-    """(the module to probe, its process group). What copies or splits parameters in other ways is refused by name."""
+    """Returns (the module to probe, its process group); other wrappers that copy or split parameters are refused."""
     group = None
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
         if isinstance(model, DistributedDataParallel):
@@ -41,44 +41,38 @@ def unwrapped(model: nn.Module, owner: str) -> tuple[nn.Module, Any]:
         raise TypeError(f"{owner}: model must be a torch.nn.Module, got {type(model).__name__}.")
     for module in model.modules():
         for name in _bases(module):
-            refuse(owner, [(name in _REFUSED, f"a {name} inside the model is not supported; {_REFUSED.get(name)}")])
+            refuse(owner, [(name in _REFUSED, f"{name!r} inside the model is not supported; {_REFUSED.get(name)}")])
     return model, group
 
 
 def layout_of(model: nn.Module, params: Sequence[Tensor], names: Sequence[str], owner: str) -> tuple[Whole, Any]:
-    """(where the elements of gradients are, the process group of a sharded model)."""
+    """Returns (the layout of gradients, the process group of a sharded model)."""
     for p, name in zip(params, names, strict=True):
-        refuse(
-            owner, [(hasattr(p, "ds_id"), f"DeepSpeed holds the parameter {name!r}, which is not supported; {_REPLAY}")]
-        )
-    kinds = [_is_sharded(p) for p in params]
-    if not any(kinds):
+        held = f"DeepSpeed holds the parameter {name!r}, which is not supported; {_REPLAY}"
+        refuse(owner, [(hasattr(p, "ds_id"), held)])
+    sharded = [_is_sharded(p) for p in params]
+    if not any(sharded):
         return Whole(), None
-    first: Any = params[kinds.index(True)]
+    first: Any = params[sharded.index(True)]
     mesh = first.device_mesh
     for p, name in zip(params, names, strict=True):
-        refuse(owner, _of_shards(p, name, mesh, bool(fsdp_modules(model))))
+        refuse(owner, _refusals_of_shards(p, name, mesh, bool(fsdp_modules(model))))
     if mesh.ndim == 1:
         return Shards(params), mesh.get_group()
-    some = (
-        mesh.size() != dist.get_world_size(),
-        "a mesh of two dimensions that leaves out some ranks is not supported.",
-    )
-    refuse(owner, [some])
+    partial_mesh = "a mesh of two dimensions that leaves out some ranks is not supported."
+    refuse(owner, [(mesh.size() != dist.get_world_size(), partial_mesh)])
     return Shards(params), None
 
 
-def _of_shards(p: Any, name: str, mesh: Any, by_fsdp: bool) -> Iterator[tuple[object, str]]:
-    yield (
-        not _is_sharded(p),
-        f"the parameter {name!r} is not sharded, but others are; give fully_shard the whole model.",
-    )
-    placements = [str(placement) for placement in p.placements]
+def _refusals_of_shards(p: Any, name: str, mesh: Any, by_fsdp: bool) -> Iterator[tuple[object, str]]:
+    mixed = f"the parameter {name!r} is not sharded, but others are; give fully_shard the whole model."
+    yield not _is_sharded(p), mixed
+    placements = ", ".join(str(placement) for placement in p.placements)
     kinds = [type(placement).__name__ for placement in p.placements]
-    other = f"the parameter {name!r} has the placements ({', '.join(placements)})"
-    split = f"{other}: tensor parallelism is not supported; {_REPLAY}"
-    yield not by_fsdp or kinds not in (["Shard"], ["Replicate", "Shard"]), split
-    yield p.device_mesh != mesh, f"{other} on another mesh than other parameters, which is not supported; {_REPLAY}"
+    here = f"the parameter {name!r} has the placements ({placements})"
+    tensor_parallel = f"{here}: tensor parallelism is not supported; {_REPLAY}"
+    yield not by_fsdp or kinds not in (["Shard"], ["Replicate", "Shard"]), tensor_parallel
+    yield p.device_mesh != mesh, f"{here} on another mesh than other parameters, which is not supported; {_REPLAY}"
 
 
 def _is_sharded(p: Tensor) -> bool:
@@ -86,32 +80,32 @@ def _is_sharded(p: Tensor) -> bool:
 
 
 def fsdp_modules(model: nn.Module) -> list[Any]:
-    """The modules that `fully_shard` has made its own."""
+    """Returns the modules that `fully_shard` was applied to."""
     return [module for module in model.modules() if "FSDPModule" in _bases(module)]
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """{name: parameter} as the optimizer has them: shards, also where a forward pass has left them gathered."""
+    """Returns {name: parameter} as the optimizer has them: shards, even if a forward pass has left them gathered."""
     params = [param for module in fsdp_modules(model) for group in _groups(module) for param in group.fsdp_params]
     shards = {id(getattr(param, "_unsharded_param", None)): param.sharded_param for param in params}
     return {name: shards.get(id(p), p) for name, p in model.named_parameters()}
 
 
 def resharded(model: nn.Module) -> None:
-    """The parameters of a model are its shards again, also where a forward pass has left them gathered."""
+    """Makes the parameters of a model its shards again, if a forward pass has left them gathered."""
     for module in fsdp_modules(model):
         module.reshard()
 
 
 @contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
-    """What FSDP2 keeps between passes is afterwards as before; in the block, every backward reduces its gradients."""
+    """Puts back afterwards what FSDP2 keeps between passes; in the block, every backward reduces its gradients."""
     modules = fsdp_modules(model)
     groups = [group for module in modules for group in _groups(module)]
     gathered = [module for module in modules if any(group.is_unsharded for group in _groups(module))]
     kept: list[tuple[Any, str, Any]] = []
     for group in groups:
-        kept += [(group, key, getattr(group, key)) for key in _OF_GROUPS if hasattr(group, key)]
+        kept += [(group, key, getattr(group, key)) for key in _GROUP_ATTRIBUTES if hasattr(group, key)]
         for param in group.fsdp_params:
             kept.append((param, "unsharded_accumulated_grad", param.unsharded_accumulated_grad))
             if (whole := getattr(param, "_unsharded_param", None)) is not None:
@@ -126,7 +120,7 @@ def set_aside(model: nn.Module) -> Iterator[None]:
         resharded(model)
         for owner, key, value in kept:
             setattr(owner, key, value)
-    for module in gathered:  # together: a rank that fails alone does not come here
+    for module in gathered:  # a collective: a rank that fails alone does not come here
         module.unshard()
 
 

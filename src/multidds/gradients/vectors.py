@@ -1,4 +1,4 @@
-"""The algebra of gradients: inner products, norms and sums of lists of tensors, one per parameter. Pure.
+"""The algebra of gradients: inner products, norms and sums of lists of tensors, one per parameter.
 
 A gradient is a list in the order of the parameters; None stands for zero. All sums are in float32 at least.
 """
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 Gradient: TypeAlias = list[Tensor | None]
-_PIECE = 2**16  # elements summed in one go
+_PIECE = 2**16  # elements of one float32 sum
 
 
 def dot(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
-    """The inner product, in pieces: one float32 sum of millions is wrong in the third digit."""
+    """Returns the inner product, summed in pieces: one float32 sum of millions is wrong in the third digit."""
     parts: list[Tensor] = []
     for x, y in zip(a, b, strict=True):  # a transformer has dozens of small parameters: few calls for each
         if x is None or y is None:
@@ -46,7 +46,7 @@ def norm(a: Sequence[Tensor | None]) -> float:
 
 
 def added(total: Gradient | None, gradient: Gradient, scale: float = 1.0) -> Gradient:
-    """total + scale * gradient, in place where there is a total."""
+    """Returns total + scale * gradient, in the memory of the total if there is one."""
     if total is None:
         total = [None] * len(gradient)
     for i, g in enumerate(gradient):
@@ -57,5 +57,5 @@ def added(total: Gradient | None, gradient: Gradient, scale: float = 1.0) -> Gra
 
 @cache
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which sums are made: float32, or the wider type that is already there."""
+    """Returns the type in which sums are made: float32, or a wider type that is already there."""
     return torch.promote_types(dtype, torch.float32)

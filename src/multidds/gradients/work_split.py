@@ -1,7 +1,7 @@
-"""Which rank takes which gradients of an update, and what the ranks then tell each other.
+"""The division of an update's gradients among the ranks.
 
-All ranks may take a gradient together: each its own batches, and the gradients are averaged. Or they share sets out:
-one rank takes all batches of a set, and only numbers, sketches and one sum of gradients go over the wire.
+All ranks may compute a gradient together: each its own batches, and the gradients are averaged. Or they divide the
+sets: one rank computes all batches of a set, and only numbers, sketches and one sum of gradients are sent.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,81 +15,87 @@ from .._base.ranks import Ranks
 from .vectors import Gradient, wide
 
 T = TypeVar("T")
-_AT_ONCE = 64  # sketches that are sent together
+_SKETCHES_AT_ONCE = 64  # sent in one collective
 
 
-def owners_of(names: Sequence[str], alike: Iterable[str], batches: int, ranks: int) -> dict[str, int]:
-    """{name: the rank that takes all its batches}; the sets that are left out are taken together.
+def owners_of(names: Sequence[str], splittable: Iterable[str], batches: int, ranks: int) -> dict[str, int]:
+    """Returns {name: the rank that computes all its batches}; the sets left out are computed together.
 
-    names: the sets to be taken, in an order that all ranks have. alike: those that are the same on every rank. batches:
-    of each set, over all ranks. As many sets as make full rounds over the ranks go to one rank after another. What is
-    left would keep some ranks waiting, so it is taken together unless that takes longer.
+    As many sets as make full rounds over the ranks go to one rank after another. The rest would keep some ranks
+    waiting, so it is computed together unless that takes longer.
+
+    names: the sets of the update, in an order that all ranks have.
+    splittable: those that any rank may compute.
+    batches: of each set, over all ranks.
+    ranks: number of ranks.
     """
-    alike = set(alike)
-    shared = [name for name in names if name in alike]
-    rest = len(shared) % ranks
+    splittable = set(splittable)
+    divided = [name for name in names if name in splittable]
+    rest = len(divided) % ranks
     if batches > rest * -(-batches // ranks):
-        shared = shared[: len(shared) - rest]
-    return {name: place % ranks for place, name in enumerate(shared)}
+        divided = divided[: len(divided) - rest]
+    return {name: place % ranks for place, name in enumerate(divided)}
 
 
 class WorkSplit:
-    """One update that the ranks have shared out.
+    """One update whose sets are divided among the ranks.
 
-    replicas: the ranks. owners: {"dev" or "train": {name: rank}}. params: what the gradients are of. alone: the context
-    in which this rank takes gradients without the others.
+    ranks: the ranks.
+    owners: {"dev" or "train": {name: rank}}.
+    params: the parameters of the gradients.
+    alone: the context in which this rank computes gradients without the others.
     """
 
     def __init__(
         self,
-        replicas: Ranks,
+        ranks: Ranks,
         owners: Mapping[str, Mapping[str, int]],
         params: Sequence[Tensor],
         alone: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._replicas, self._owners, self._params, self._alone = replicas, owners, params, alone
+        self._ranks, self._owners, self._params, self._alone = ranks, owners, params, alone
 
     def of(self, role: str) -> Mapping[str, int]:
-        """The owners of the sets that are shared out."""
+        """Returns the owners of the sets of a role that are divided."""
         return self._owners.get(role, {})
 
     def mine(self, role: str, names: Iterable[str]) -> list[str]:
-        return [name for name in names if self.of(role).get(name) == self._replicas.rank]
+        return [name for name in names if self.of(role).get(name) == self._ranks.rank]
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Around what this rank does alone; an error there is everyone's."""
-        with self._replicas.raise_on_all_ranks(), self._alone():
+        """Surrounds the work of this rank alone; an error there is raised on all ranks."""
+        with self._ranks.raise_on_all_ranks(), self._alone():
             yield
 
-    def gathered(self, value: T) -> list[T]:
-        """The values of all ranks."""
-        return self._replicas.gathered(value)
+    def gather(self, value: T) -> list[T]:
+        """Returns the values of all ranks."""
+        return self._ranks.gather(value)
 
-    def joined(self, values: Mapping[str, T]) -> dict[str, T]:
-        """{name: value} of all ranks."""
-        return {name: value for part in self.gathered(dict(values)) for name, value in part.items()}
+    def gather_dict(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Returns {name: value} of all ranks."""
+        return {name: value for part in self.gather(dict(values)) for name, value in part.items()}
 
-    def summed(self, gradient: Gradient | None) -> Gradient:
-        """The sum of the gradients of all ranks; None stands for zero."""
+    def sum(self, gradient: Gradient | None) -> Gradient:
+        """Returns the sum of the gradients of all ranks; None stands for zero."""
         parts = [None] * len(self._params) if gradient is None else gradient
         total = [
             torch.zeros_like(p, dtype=wide(p.dtype)) if g is None else g.to(wide(p.dtype))
             for p, g in zip(self._params, parts, strict=True)
         ]
-        self._replicas.sum(total)
+        self._ranks.sum(total)
         return list(total)
 
-    def sketches(self, role: str, mine: Mapping[str, Tensor], blank: Tensor) -> dict[str, Tensor]:
-        """{name: sketch} of all that were shared out; blank: a sketch of zero."""
-        found: dict[str, Tensor] = {}
-        names = list(self.of(role))
-        at_once = max(1, _AT_ONCE // self._replicas.size) * self._replicas.size
+    def gather_sketches(self, role: str, mine: Mapping[str, Tensor], blank: Tensor) -> dict[str, Tensor]:
+        """Returns {name: sketch} of all sets that are divided; blank: a sketch of zero."""
+        sketches: dict[str, Tensor] = {}
+        names, size = list(self.of(role)), self._ranks.size
+        at_once = max(1, _SKETCHES_AT_ONCE // size) * size
         for start in range(0, len(names), at_once):
             part = names[start : start + at_once]  # whole rounds over the ranks: each has as many, or one less
             own = [mine[name] for name in self.mine(role, part)]
-            own += [blank] * (-(-len(part) // self._replicas.size) - len(own))
-            stacked = self._replicas.stacked(torch.stack(own))  # [rank, round, bucket]
+            own += [blank] * (-(-len(part) // size) - len(own))
+            gathered = self._ranks.gather_tensors(torch.stack(own))  # [rank, round, bucket]
             for place, name in enumerate(part):
-                found[name] = stacked[place % self._replicas.size, place // self._replicas.size]
-        return found
+                sketches[name] = gathered[place % size, place // size]
+        return sketches

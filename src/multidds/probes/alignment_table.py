@@ -60,14 +60,14 @@ class Table:
 
     def join(self, role: str, split: WorkSplit) -> None:
         if role == "train":
-            self._train_norms = split.joined(self._train_norms)
+            self._train_norms = split.gather_dict(self._train_norms)
         if self._step_ahead:
-            self._dev_train, self._dev_dev = split.joined(self._dev_train), split.joined(self._dev_dev)
+            self._dev_train, self._dev_dev = split.gather_dict(self._dev_train), split.gather_dict(self._dev_dev)
             return
         assert self._sketcher is not None  # whole gradients are not sent
         blank = self._sketcher.new(wide(self._params[0].dtype))
         kept = self._devs if role == "dev" else self._trains
-        kept |= split.sketches(role, kept, blank)
+        kept |= split.gather_sketches(role, kept, blank)
 
     def alignment(self, losses: Losses, names: Sequence[str]) -> Alignment:
         """names: the training datasets, in the order that the table shall have."""
@@ -105,7 +105,7 @@ class Table:
         sketch = self._sketcher.new(wide(self._params[0].dtype), device)
         for place, (name, g) in enumerate(zip(self._names, gradient, strict=True)):
             if g is not None:
-                for start, part in self._layout.stretches(place, g.to(device)):
+                for start, part in self._layout.flat_slices(place, g.to(device)):
                     self._sketcher.add(sketch, name, part, start)
         return sketch
 

@@ -52,9 +52,9 @@ class Direction:
 
     def join(self, role: str, split: WorkSplit) -> None:
         if role == "dev":
-            self._sum = split.summed(self._sum)
+            self._sum = split.sum(self._sum)
         else:
-            parts = split.gathered((self.rewards, self.cancelled))
+            parts = split.gather((self.rewards, self.cancelled))
             self.rewards = {name: reward for rewards, _ in parts for name, reward in rewards.items()}
             self.cancelled = any(cancelled for _, cancelled in parts)
 
@@ -77,9 +77,9 @@ class Losses:
 
     def join(self, role: str, split: WorkSplit) -> None:
         if role == "train":
-            self.of_train = split.joined(self.of_train)
+            self.of_train = split.gather_dict(self.of_train)
         if role == "dev" or self._probes > 1:  # with a step ahead every rank has probed all dev sets for its datasets
-            parts = split.gathered(self.of_dev)
+            parts = split.gather(self.of_dev)
             names = dict.fromkeys(name for part in parts for name in part)
             self.of_dev = {name: sum(part[name] for part in parts if name in part) for name in names}
 
@@ -113,7 +113,7 @@ class NonFinite:
                 self._zero.append((what, kind, name))
 
     def join(self, role: str, split: WorkSplit) -> None:
-        parts = split.gathered((self._zero, self._not_finite))
+        parts = split.gather((self._zero, self._not_finite))
         self._zero = [each for zero, _ in parts for each in zero]
         self._not_finite = [each for _, not_finite in parts for each in not_finite]
 

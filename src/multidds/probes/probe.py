@@ -71,5 +71,5 @@ def _check_batches(given: Mapping[str, Mapping[str, Sequence[Any]]], replicas: R
                 if not isinstance(batches, Sequence) or not batches:
                     raise ValueError(f"probe: {role} {name!r} must be a list with at least one batch.")
     counts = [(role, name, len(batches)) for role, sets in given.items() for name, batches in sets.items()]
-    if any(other != counts for other in replicas.gathered(counts)):
+    if any(other != counts for other in replicas.gather(counts)):
         raise ValueError("probe: the ranks have different names, or other numbers of batches.")

@@ -46,7 +46,7 @@ class DevBatches:
 
     def check_ranks(self, values: Mapping[str, Any]) -> None:
         """Raises a ValueError if ranks have other dev sets, other priorities, or others of the {what: value} given."""
-        first, *others = self._prober.replicas.gathered({**self.weights.agreed(), **values})
+        first, *others = self._prober.replicas.gather({**self.weights.agreed(), **values})
         for what, value in first.items():
             if any(other[what] != value for other in others):
                 raise ValueError(f"{self._owner}: the ranks have different {what}.")

@@ -60,7 +60,7 @@ class DevWeights:
         finite = all(map(math.isfinite, ranking.values()))
         with replicas.raise_on_all_ranks():
             weights = priorities.weights_of(self._priority if finite else "regular", ranking)
-        weights = replicas.gathered(weights)[0]
+        weights = replicas.gather(weights)[0]
         return {name: weights[name] for name in self.names}
 
     def agreed(self) -> dict[str, Any]:

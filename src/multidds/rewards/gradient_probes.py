@@ -156,13 +156,13 @@ class GradientProbes:
             else:
                 assert alignment is not None
                 rewards = _checked(self._reward.formula, alignment, round_.weights)
-        rewards = ranks.gathered(rewards)[0]
+        rewards = ranks.gather(rewards)[0]
         non_finite.check("reward", "dataset", rewards)
         errors: dict[str, float] = {}
         cosine_errors = None
         if halves is not None:
             first, second = halves.alignments(losses, names)
-            errors = ranks.gathered(_errors(self._reward.formula, first, second, round_.dev_sets))[0]
+            errors = ranks.gather(_errors(self._reward.formula, first, second, round_.dev_sets))[0]
             cosine_errors = ((first.cosines() - second.cosines()).abs() / 2).tolist()
         notes = [f"{what} is zero: its cosine counts as 0" for what in non_finite.zero]
         if direction is not None and direction.cancelled:

@@ -138,7 +138,7 @@ class MixedBatches:
 
         numbered = [(j, (batch, names)) for j, batch, names in drawn]
         vector, _ = self._prober.gradient(("dev", "mixed", update), numbered, total, of=weighted)
-        everyone = [one for part in replicas.gathered(seen) for one in part]
+        everyone = [one for part in replicas.gather(seen) for one in part]
         sums = dict.fromkeys(dev, 0.0)
         for name, loss in everyone:
             sums[name] += loss / each
@@ -160,7 +160,7 @@ class MixedBatches:
             for name, slope, loss in zip(each, slopes.tolist(), losses.tolist(), strict=True)
         ]
         pairs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-        for part in prober.replicas.gathered(rows):
+        for part in prober.replicas.gather(rows):
             for name, slope, loss in part:
                 pairs_by_name[name].append((slope, loss))
         tensors = {name: torch.tensor(pairs, dtype=torch.float64) for name, pairs in pairs_by_name.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._base.checks import check_names
-from .._base.ranks import place_among_ranks
+from .._base.ranks import checked_rank
 from .._base.state import check_keys, check_version
 from ..mixture.mixture import Mixture, check_mixture
 from .draws import Draws
@@ -31,7 +31,7 @@ class Interleaved:
         check_mixture("interleave", mixture)
         check_names("interleave", mixture.names, loaders)
         self.mixture = mixture
-        self._rank, self._world_size = place_among_ranks("interleave", rank, world_size)
+        self._rank, self._world_size = checked_rank("interleave", rank, world_size)
         self._count = count
         self._loaders = dict(loaders)
         refuse_sharing("interleave", self._loaders.values())

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
 from .._base.checks import check_names, check_whole
 from .._base.randomness import derive
-from .._base.ranks import ranks
+from .._base.ranks import rank_and_size
 from ..mixture.mixture import Mixture, check_mixture
 from .sampler import MixtureSampler
 
@@ -74,13 +74,13 @@ class MixedLoader:
         sampler = self._indices
         sampler.load_state_dict(sampler.state_dict(self._handed_out))  # back over what an abandoned iterator read ahead
         # Seeds of workers from a generator of its own: the model's random numbers do not change with the loader.
-        generator = torch.Generator().manual_seed(derive(self._seed, "workers", ranks()[0], self._handed_out))
+        generator = torch.Generator().manual_seed(derive(self._seed, "workers", rank_and_size()[0], self._handed_out))
         dataset: ConcatDataset[Any] = ConcatDataset(self.train_sets.values())
         return iter(DataLoader(dataset, batch_sampler=sampler, generator=generator, **self._options))
 
     def examples_of(self, batches: int) -> int:
         """Counts the examples of this number of batches of every process."""
-        return batches * self.batch_size * ranks()[1]
+        return batches * self.batch_size * rank_and_size()[1]
 
     def is_fresh_copy_of(self, other: "MixedLoader") -> bool:
         """Whether it is another loader, not used yet, that would draw what `other` drew from its start."""

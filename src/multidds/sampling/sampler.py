@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from .._base.checks import check_names, check_whole
-from .._base.ranks import place_among_ranks
+from .._base.ranks import checked_rank
 from .._base.state import check_keys, check_sizes, check_version
 from ..mixture.mixture import Mixture, check_mixture
 from .draws import Draws, Order
@@ -56,7 +56,7 @@ class MixtureSampler(Sampler[Any]):
         self._sizes = {name: int(size) for name, size in sizes.items()}
         self._offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         self._batch_size = batch_size
-        self._rank, self._world_size = place_among_ranks("MixtureSampler", rank, world_size)
+        self._rank, self._world_size = checked_rank("MixtureSampler", rank, world_size)
         self._per_batch = (batch_size or 1) * self._world_size  # draws, over all ranks
         self._start(Draws(mixture, seed), 0)
 

@@ -141,7 +141,7 @@ class BalanceCallback(Callback):
             "balancer": self.balancer.state_dict(),
             "loader": self._loader.state_dict(unfinished),
             # What Lightning does not save: without it dropout after a resume is not that of an uninterrupted run.
-            "random": Ranks(device).gathered(random_states(device)),
+            "random": Ranks(device).gather(random_states(device)),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

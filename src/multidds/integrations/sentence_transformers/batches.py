@@ -16,7 +16,7 @@ from sentence_transformers.base.sampler import MultiDatasetDefaultBatchSampler, 
 from ..._base.carrying import HINT
 from ..._base.checks import check_names, check_sizes, refuse
 from ..._base.randomness import derive
-from ..._base.ranks import ranks
+from ..._base.ranks import rank_and_size
 from ...mixture.mixture import Mixture, check_mixture
 from ...sampling.draws import Draws
 
@@ -77,7 +77,7 @@ class MixedBatches:
             name: _Passes(name, sampler, generator, self._seed)
             for name, sampler in zip(names, batch_samplers, strict=True)
         }
-        whole = self._step or ranks()[1]
+        whole = self._step or rank_and_size()[1]
         self.length = -(-sum(len(sampler) for sampler in batch_samplers) // whole) * whole
         offsets = dict(zip(names, accumulate(map(len, dataset.datasets), initial=0), strict=False))
         self.restart()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multidds._base.ranks import ranks
+from multidds._base.ranks import rank_and_size
 
 from .errors import UserError
 
@@ -20,7 +20,7 @@ class Processes:
     """Those of the group that there is now: all call the same methods in the same order."""
 
     def __init__(self) -> None:
-        self.rank, self.size = ranks()
+        self.rank, self.size = rank_and_size()
 
     def summed(self, numbers: Sequence[float]) -> list[float]:
         """Their sums over all processes."""

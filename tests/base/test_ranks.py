@@ -2,12 +2,12 @@
 
 import pytest
 
-from multidds._base.ranks import place_among_ranks, ranks
+from multidds._base.ranks import checked_rank, rank_and_size
 
 
 def test_a_process_alone_is_rank_0_of_1_unless_other_places_are_given():
-    assert ranks() == place_among_ranks("Here", None, None) == (0, 1)
-    assert place_among_ranks("Here", 2, 3) == (2, 3)
+    assert rank_and_size() == checked_rank("Here", None, None) == (0, 1)
+    assert checked_rank("Here", 2, 3) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ def test_a_process_alone_is_rank_0_of_1_unless_other_places_are_given():
 )
 def test_a_place_that_cannot_be_is_refused(rank, world_size, message):
     with pytest.raises(ValueError, match=message):
-        place_among_ranks("Here", rank, world_size)
+        checked_rank("Here", rank, world_size)
