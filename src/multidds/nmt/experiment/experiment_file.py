@@ -1,4 +1,4 @@
-"""The experiment file, as typed, validated models: which recipes, which methods, which seeds, in which blocks."""
+"""The experiment file as typed, validated models: recipes, methods and seeds, in blocks."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,14 +10,14 @@ from ..config.config import NAME, Positive, Section, Seed, Threads, read_toml, s
 
 
 class NamedRecipe(Section):
-    """A setting: a recipe, and what is changed in it."""
+    """A setting: a recipe and the changes to it."""
 
     recipe: str
     set: dict[str, Any] = Field(default_factory=dict)
 
 
 class Method(Section):
-    """What is changed in every recipe that the method is tried on."""
+    """A method: the changes to every recipe that it is tried on."""
 
     set: dict[str, Any] = Field(default_factory=dict)
 

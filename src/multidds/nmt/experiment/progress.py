@@ -1,4 +1,4 @@
-"""What the runs of an experiment have reached, read from their folders, and what is left to do. No torch."""
+"""The progress of the runs of an experiment, read from their folders, and the stages that remain. No torch."""
 
 import contextlib
 import time
@@ -9,22 +9,25 @@ from ..common.errors import UserError
 from ..config.config import read_run
 from ..config.config_diff import HARMLESS, changed_keys, forbidden_changes
 from ..evaluation.scores import FILE, read_scores
+from ..runs.checkpoints import BEST
 from ..runs.record_files import Follower
 from ..runs.records import AnyRecord, Stepped, Validated
 from .run_list import Planned, Stage
 
+State = Literal["waiting", "preparing", "training", "evaluating", "done", "skipped", "failed", "stopped"]
+
 
 class Watch:
-    """Reads along in the files of a run, cheaply: only what is new."""
+    """The newest numbers of a run. Only new records are read."""
 
     def __init__(self, run: Planned) -> None:
         self._run = run
         self._records = Follower(run.folder)
         self._scored = 0  # when scores.json was written, in ns
         self.bleu: float | None = None
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self.step = 0
         self.loss: float | None = None
         self.speed: float | None = None
@@ -34,25 +37,24 @@ class Watch:
         self._validated = (0, 0)  # step and epoch of the last validation
 
     def read(self) -> bool:
-        """Whether there was something new in the records."""
+        """Whether there were new records."""
         self._read_scores()
-        again, new = self._records.read()
+        again, records = self._records.read()
         if again:
-            self._forget()
-        for record in new:
-            self._take(record)
-        return bool(new)
+            self._clear()
+        for record in records:
+            self._add(record)
+        return bool(records)
 
-    def _take(self, record: AnyRecord) -> None:
+    def _add(self, record: AnyRecord) -> None:
         self.step = record.step
         if isinstance(record, Stepped):
             self.loss, self.speed = record.loss, record.tokens_per_second
             self.finished = ""  # a run that has been made longer goes on behind the record that said it was finished
         elif isinstance(record, Validated):
-            self.dev_loss = record.mean
-            self.best = self.dev_loss if self.best is None else min(self.best, self.dev_loss)
-            self._validated = (self.step, record.epoch)
-            self.finished = record.finished
+            self.dev_loss, self.finished = record.mean, record.finished
+            self.best = record.mean if self.best is None else min(self.best, record.mean)
+            self._validated = (record.step, record.epoch)
 
     def _read_scores(self) -> None:
         with contextlib.suppress(OSError):
@@ -66,13 +68,13 @@ class Watch:
     @property
     def evaluated(self) -> bool:
         try:
-            return self.bleu is not None and self._scored >= (self._run.folder / "best.safetensors").stat().st_mtime_ns
+            return self.bleu is not None and self._scored >= (self._run.folder / BEST).stat().st_mtime_ns
         except OSError:
             return False
 
     @property
     def fraction(self) -> float | None:
-        """Of the training; None before the first epoch of a run that has no max_steps."""
+        """The part of the training that is done; None before the first epoch of a run that has no max_steps."""
         settings = self._run.config.train
         if self.finished:
             return 1.0
@@ -82,24 +84,21 @@ class Watch:
         return min(1.0, max(by_epochs, by_steps)) or None
 
 
-State = Literal["waiting", "preparing", "training", "evaluating", "done", "skipped", "failed", "stopped"]
-
-
 @dataclass
 class Job:
-    """A run on its way."""
+    """A run with its state in this call of the experiment."""
 
     run: Planned
     state: State = "waiting"
     reason: str = ""  # of a failure
-    watch: Watch = field(init=False)
     began: tuple[float, float] | None = None  # when, and at which fraction, the training was first seen to move
+    watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.run)
         self.watch.read()
 
-    def look(self) -> None:
+    def read(self) -> None:
         if self.watch.read() and self.state == "training" and self.began is None:
             self.began = (time.monotonic(), self.watch.fraction or 0.0)
 
@@ -112,8 +111,8 @@ class Job:
         return (1 - now) / (now - before) * (time.monotonic() - when) if now > before else None
 
 
-def to_do(job: Job) -> list[Stage]:
-    """What is left of a run. A UserError if its folder holds something else."""
+def remaining_stages(job: Job) -> list[Stage]:
+    """The stages that a run still needs. A UserError if its folder holds something else."""
     run = job.run
     stages: list[Stage] = ["train", "evaluate"] if run.evaluate else ["train"]
     if not (run.folder / "config.json").exists():

@@ -1,4 +1,4 @@
-"""The runs that an experiment file stands for: each with its config, its folder and the ordinary commands that make it.
+"""The runs of an experiment file: each with its config, its folder and the ordinary commands that make it.
 
 All recipes are read and all configs checked before anything is started. Does not import torch.
 """
@@ -9,8 +9,8 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, datetime
-from datetime import time as time_of_day
+from datetime import date, time
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ _OURS = {"train.seed": "seeds of a block", "train.threads": "key 'threads'", "da
 
 @dataclass(frozen=True)
 class Planned:
-    """A run as it should be: its config, and the ordinary commands that make it."""
+    """A run of an experiment: its config, and the ordinary commands that make it."""
 
     setting: str
     method: str
@@ -43,7 +43,7 @@ class Planned:
         return f"{self.setting}/{self.method}/seed-{self.seed}"
 
     def arguments(self, stage: Stage) -> list[str]:
-        """Behind the word 'multidds'."""
+        """The arguments of the command `multidds` for a stage."""
         if stage == "evaluate":
             return ["evaluate", str(self.folder), "--threads", str(self.threads)]
         where = ["--run", str(self.folder)] if stage == "train" else []
@@ -55,24 +55,21 @@ class Planned:
 
 def plan(path: Path, experiment: Experiment) -> list[Planned]:
     """Every run of every block once, in their order. All recipes are read and all configs checked."""
-    runs: dict[tuple[str, str, int], Planned] = {}
-    for block in experiment.blocks:
-        for setting in block.settings:
-            for method in block.methods:
-                for seed in block.seeds:
-                    key = (setting, method, seed)
-                    runs[key] = runs.get(key) or _planned(path, experiment, *key)
-    _check_apart(path, list(runs.values()))
-    return list(runs.values())
+    keys = dict.fromkeys(
+        key for block in experiment.blocks for key in product(block.settings, block.methods, block.seeds)
+    )
+    runs = [_planned(path, experiment, *key) for key in keys]
+    _check_apart(path, runs)
+    return runs
 
 
 def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed: int) -> Planned:
     recipe = (path.parent / experiment.settings[setting].recipe).resolve()
     if recipe.is_relative_to(Path.cwd()):
         recipe = recipe.relative_to(Path.cwd())
-    mine = f"{path}: [settings.{setting}]"
-    base = flat(experiment.settings[setting].set, mine)
-    with _naming(mine):
+    where = f"{path}: [settings.{setting}]"
+    base = flat(experiment.settings[setting].set, where)
+    with _naming(where):
         load_config(recipe, _as_overrides(base))
     values = base | flat(experiment.methods[method].set, f"{path}: [methods.{method}]")
     values |= {"train.seed": seed, "train.threads": experiment.threads, "data.setting": setting}
@@ -80,7 +77,7 @@ def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed
     with _naming(f"{path}: [methods.{method}] in [settings.{setting}]"):
         config = load_config(recipe, overrides)
     if experiment.evaluate and config.data.test is None:
-        raise UserError(f"{mine}: {recipe} has no [data] test to evaluate on; add it, or say evaluate = false.")
+        raise UserError(f"{where}: {recipe} has no [data] test to evaluate on; add it, or say evaluate = false.")
     return Planned(
         setting=setting,
         method=method,
@@ -124,7 +121,7 @@ def _check_apart(path: Path, runs: list[Planned]) -> None:
 
 def flat(table: dict[str, Any], where: str, section: type[Section] = Config, before: str = "") -> dict[str, Any]:
     """Nested overrides as {section.key: value}. A table that is the value of a key, such as weights, stays whole."""
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for name, value in table.items():
         key = before + name
         if not NAME.fullmatch(name) or "." in name:
@@ -134,7 +131,7 @@ def flat(table: dict[str, Any], where: str, section: type[Section] = Config, bef
         known = section.model_fields.get(name)
         inner = known.annotation if known else None
         if isinstance(inner, type) and issubclass(inner, Section) and isinstance(value, dict):
-            found |= flat(value, where, inner, key + ".")
+            overrides |= flat(value, where, inner, key + ".")
         elif not before and (known or not isinstance(value, dict)):
             raise UserError(f"{where}: set: {name!r} must be a table of keys, but it is {toml_literal(value)}.")
         elif not before:
@@ -142,8 +139,8 @@ def flat(table: dict[str, Any], where: str, section: type[Section] = Config, bef
                 f"{where}: set: there is no section {name!r}.{suggestion(name, tuple(Config.model_fields))}"
             )
         else:
-            found[key] = value
-    return found
+            overrides[key] = value
+    return overrides
 
 
 def _as_overrides(values: dict[str, Any]) -> tuple[str, ...]:
@@ -158,7 +155,7 @@ def toml_literal(value: Any) -> str:
         return repr(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves it, TOML forbids it
-    if isinstance(value, datetime | date | time_of_day):
+    if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_literal, value))}]"
