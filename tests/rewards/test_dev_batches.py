@@ -30,8 +30,8 @@ def test_batches_are_the_same_whether_they_are_kept_or_drawn_when_used(prober):
         assert drawn.loss("a") == drawn.loss("a") != drawn.loss("b")
 
 
-@pytest.mark.parametrize("priority", ["regular", "low"])
-def test_only_a_ranking_draws_before_batches_are_used(prober, priority):
+@pytest.mark.parametrize("keep", [False, True])
+def test_batches_are_drawn_at_once_only_to_be_kept(prober, keep):
     calls = []
 
     def source(generator):
@@ -39,9 +39,9 @@ def test_only_a_ranking_draws_before_batches_are_used(prober, priority):
         return batches("a")["a"][0]
 
     sources = ProbeSources("Owner", {"dev": {"a": source, "b": source}}, 0)
-    drawn = DevBatches("Owner", prober, sources, priority).draw(0, total=3)
-    assert drawn.kept == (priority == "low")
-    assert len(calls) == (6 if priority == "low" else 0)
+    drawn = DevBatches("Owner", prober, sources).draw(0, total=3, keep=keep)
+    assert drawn.kept == keep
+    assert len(calls) == (6 if keep else 0)
     assert [number for number, _ in drawn.batches("a")] == [0, 1, 2]
 
 

@@ -76,7 +76,7 @@ class DirectionEstimator:
     def estimate(self, total: int) -> EstimatedDirection:
         """Returns the direction, from `total` batches of each dev set that counts. Inside `prober.invisible()`."""
         weighting = self.dev.weights
-        drawn = self.dev.draw(self.updates, total, keep=self.dev.weights.ranks_by_probe)
+        drawn = self.dev.draw(self.updates, total, keep=weighting.ranks_by_probe)
         ranking = weighting.ranking(drawn.loss)
         weights = weighting.weights(ranking, self._prober.replicas)
         trouble = [f"the loss of dev set {name!r}" for name, loss in ranking.items() if not math.isfinite(loss)]

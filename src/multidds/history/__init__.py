@@ -25,7 +25,7 @@ from .history import (
     shares_of,
     top_movers,
 )
-from .plot import COLOURS, OTHERS, plot, style
+from .plot import COLOURS, OTHERS, bands_of, limit_of, plot, style
 from .update import Update
 
 __all__ = [
@@ -35,8 +35,10 @@ __all__ = [
     "Moment",
     "Update",
     "append_update",
+    "bands_of",
     "evenly",
     "find_history",
+    "limit_of",
     "moments_of",
     "plot",
     "save_history",

@@ -129,7 +129,7 @@ def _draw_shares(panel: "Axes", moments: Sequence[Moment], names: Sequence[str],
     """Draws a stacked area, labelled at its right end. A mixture is in effect from its update until the next one."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    bands = _bands(moments, names)
+    bands = bands_of(moments, names)
     starts = {name: prior.get(name, values[0]) for name, values in bands.items()}
     if prior and OTHERS in bands:
         starts[OTHERS] = max(0.0, 1 - sum(share for name, share in starts.items() if name != OTHERS))
@@ -139,7 +139,7 @@ def _draw_shares(panel: "Axes", moments: Sequence[Moment], names: Sequence[str],
     labels = [_label(name) for name in bands]
     colours = _colours(names)
     panel.stackplot(steps, list(bands.values()), labels=labels, colors=colours, step="post", linewidth=0, alpha=0.9)
-    limit = _limit(bands)
+    limit = limit_of(bands)
     panel.set_xlim(steps[0], steps[-1])
     panel.set_ylim(0, limit)
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
@@ -161,7 +161,8 @@ def _draw_shares(panel: "Axes", moments: Sequence[Moment], names: Sequence[str],
         panel.annotate(text, (1, height), (16, 0), "axes fraction", "offset points", va="center", fontsize=8.5)
 
 
-def _bands(moments: Sequence[Moment], names: Sequence[str]) -> dict[str, list[float]]:
+def bands_of(moments: Sequence[Moment], names: Sequence[str]) -> dict[str, list[float]]:
+    """Returns {name: share at every moment} of these datasets and, if there are more, of all others together."""
     bands = {name: shares_of(moments, name) for name in names}
     rest = [max(0.0, 1 - sum(shares)) for shares in zip(*bands.values(), strict=True)]
     if max(len(moment.mixture) for moment in moments) > len(names) or max(rest) > 1e-3:
@@ -169,7 +170,7 @@ def _bands(moments: Sequence[Moment], names: Sequence[str]) -> dict[str, list[fl
     return bands
 
 
-def _limit(bands: Mapping[str, Sequence[float]]) -> float:
+def limit_of(bands: Mapping[str, Sequence[float]]) -> float:
     """Returns the end of the axis of shares: 1, or less if the named datasets would be a thin line below the others."""
     named = [sum(shares) for shares in zip(*(band for name, band in bands.items() if name != OTHERS), strict=True)]
     return 1.0 if OTHERS not in bands or max(named) > 0.4 else 1.3 * max(named)

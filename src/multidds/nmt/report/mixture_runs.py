@@ -11,7 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from multidds._base.text import movers
-from multidds.history import OTHERS, Moment, find_history, moments_of, shares_of, top_movers
+from multidds.history import Moment, bands_of, find_history, limit_of, moments_of, top_movers
 
 from ..common.errors import UserError
 from . import charts
@@ -151,19 +151,10 @@ def _shares_caption(courses: Sequence[MixtureRun], names: Sequence[str]) -> str:
 def _shares(course: MixtureRun, names: Sequence[str], courses: Sequence[MixtureRun]) -> Markup:
     if not course.updates:
         return Markup("")
-    limit = max(_top(one, names) for one in courses)
-    bands = {name: shares_of(course.moments, name) for name in names if name in course.names}
-    rest = [1 - sum(band[i] for band in bands.values()) for i in range(len(course.moments))]
-    if len(course.names) > len(bands) or max(rest) > 1e-3:
-        bands[OTHERS] = [max(0.0, share) for share in rest]
+    limit = max(limit_of(bands_of(one.moments, names)) for one in courses)
     steps = [moment.step for moment in course.moments]
-    return charts.area(steps, bands, course.prior, f"{course.label}: shares by step", limit)
-
-
-def _top(course: MixtureRun, names: Sequence[str]) -> float:
-    """Where the axis of shares ends: below 1 where all others would hide what is named."""
-    sums = [sum(moment.mixture.get(name, 0.0) for name in names) for moment in course.moments]
-    return 1.0 if max(sums) > 0.4 else 1.3 * max(sums)
+    title = f"{course.label}: shares by step"
+    return charts.area(steps, bands_of(course.moments, names), course.prior, title, limit)
 
 
 def _facts(course: MixtureRun) -> Markup:
