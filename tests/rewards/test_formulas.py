@@ -1,15 +1,13 @@
-"""Alignment, rewards and priorities: the pure part, on numbers made up or computed by hand."""
-
-import math
+"""Rewards as functions of an alignment, on numbers made up or computed by hand."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multidds import rewards
 from multidds.probes import Alignment
-from multidds.rewards import formulas as rewards
-from multidds.rewards import priorities
+from multidds.rewards.formulas import redraw_noise
 
 
 def table(d, t):
@@ -75,52 +73,20 @@ def test_the_cosine_with_a_zero_gradient_is_zero():
 
 
 def test_weights_of_the_wrong_shape_are_refused():
-    with pytest.raises(ValueError, match="one number for each of the 2 dev sets, but their shape is \\(3,\\)"):
+    with pytest.raises(ValueError, match=r"weights.*2 dev sets.*\(3,\)"):
         rewards.multidds(table(random(2, 0), random(2, 1)), torch.ones(3))
 
 
-LOSSES = st.dictionaries(st.text(min_size=1, max_size=3), st.sampled_from([0.5, 1.0, 2.0, 3.5]), min_size=1)
+def test_the_noise_of_halves_leaves_out_what_all_rewards_have_in_common():
+    first, second = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 4.0])
+    assert redraw_noise(first, second).tolist() == pytest.approx([0.5 * 1.5**0.5, 0, 0.5 * 1.5**0.5])
+    assert redraw_noise(first + 7, second).tolist() == pytest.approx(redraw_noise(first, second).tolist())
+    assert redraw_noise(first[:1], second[:1]).tolist() == [0.0]
 
 
-@given(LOSSES)
-def test_low_and_high_take_the_worse_and_the_better_half_rounded_up(losses):
-    half = math.ceil(len(losses) / 2)
-    for rule, sign in ((priorities.low, -1), (priorities.high, 1)):
-        weights = rule(losses)
-        chosen = {name for name, weight in weights.items() if weight > 0}
-        assert chosen == set(sorted(losses, key=lambda name: (sign * losses[name], name))[:half])
-        assert all(weights[name] == 1 / half for name in chosen)
-        assert set(weights) == set(losses)
-    assert set(priorities.regular(losses).values()) == {1 / len(losses)}
-
-
-def test_weights_are_normalised_and_missing_names_count_nothing():
-    losses = {"a": 1.0, "b": 2.0, "c": 3.0}
-    assert priorities.weights_of({"a": 1, "c": 3}, losses) == {"a": 0.25, "b": 0.0, "c": 0.75}
-    assert priorities.weights_of(lambda losses: {"b": losses["b"]}, losses) == {"a": 0.0, "b": 1.0, "c": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("priority", "message"),
-    [
-        ("lwo", "expected 'regular', 'low', 'high', weights or a function, got 'lwo'"),
-        ({"x": 1.0}, "there is no dev set 'x'; there are 'a', 'b'"),
-        ({"a": -1.0}, "must be finite and not negative, but 'a' is -1.0"),
-        ({"a": math.nan}, "but 'a' is nan"),
-        ({"a": 0.0}, "at least one dev set needs a weight above 0"),
-        ({}, "at least one dev set needs a weight above 0"),
-    ],
-)
-def test_a_bad_priority_is_refused(priority, message):
-    with pytest.raises(ValueError, match=message):
-        priorities.check(priority, ("a", "b"))
-    if isinstance(priority, dict):
-        with pytest.raises(ValueError, match=message):
-            priorities.weights_of(lambda losses: priority, {"a": 1.0, "b": 1.0})
-
-
-def test_a_priority_of_another_type_is_refused():
-    with pytest.raises(TypeError, match="expected a name, weights or a function, got int"):
-        priorities.check(3, ("a",))
-    with pytest.raises(TypeError, match="must return {dev set: weight}, but it returned NoneType"):
-        priorities.weights_of(lambda losses: None, {"a": 1.0})
+def test_the_noise_of_halves_is_the_standard_error_of_their_mean():
+    """Over many redraws: the mean square is the variance of the mean of both halves, around that of all datasets."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 4000, 5, generator=generator, dtype=torch.float64)
+    squares = torch.stack([redraw_noise(*halves) ** 2 for halves in zip(first, second, strict=True)])
+    assert squares.mean().item() == pytest.approx(0.5, rel=0.05)

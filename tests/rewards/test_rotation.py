@@ -1,4 +1,4 @@
-"""Which sets an update looks at: everyone regularly, without bias, whatever the order."""
+"""Rotation: every set regularly, without bias, whatever the order."""
 
 from collections import Counter
 from fractions import Fraction
@@ -21,11 +21,11 @@ def rotation(count, seed=3, groups=None):
     "places of the points; order; mid-rotation resume; two processes",
 )
 @pytest.mark.parametrize("count", [1, 7, 20, 59])
-def test_every_set_is_seen_in_every_turn_and_never_waits_for_two(count):
+def test_every_set_is_probed_in_every_turn_and_never_waits_for_two(count):
     looks, last, one = Counter(), dict.fromkeys(NAMES, -1), rotation(count)
     turn = one.turn_of(len(NAMES))
     for update in range(4 * turn):
-        found = one.looked_at(dict.fromkeys(NAMES, 1.0), update)
+        found = one.sets_of(dict.fromkeys(NAMES, 1.0), update)
         assert len(found) == count
         for name in found:
             assert update - last[name] < 2 * turn
@@ -36,31 +36,31 @@ def test_every_set_is_seen_in_every_turn_and_never_waits_for_two(count):
             looks.clear()
 
 
-def test_where_parts_make_whole_turns_every_set_is_seen_exactly_once():
+def test_if_parts_make_whole_turns_every_set_is_probed_exactly_once():
     one = rotation(20)
-    looks = Counter(name for update in range(3) for name in one.looked_at(dict.fromkeys(NAMES, 1.0), update))
+    looks = Counter(name for update in range(3) for name in one.sets_of(dict.fromkeys(NAMES, 1.0), update))
     assert looks == Counter(NAMES)
 
 
-def test_what_is_seen_depends_on_seed_role_and_name_only():
-    found = [list(rotation(7).looked_at(dict.fromkeys(names, 1.0), 5)) for names in (NAMES, NAMES[::-1])]
+def test_the_sets_depend_on_seed_role_and_name_only():
+    found = [list(rotation(7).sets_of(dict.fromkeys(names, 1.0), 5)) for names in (NAMES, NAMES[::-1])]
     assert found[0] == found[1][::-1]
     others = [Rotation(4, "train", 7, {}), Rotation(3, "dev", 7, {})]
     for other in others:
-        assert set(other.looked_at(dict.fromkeys(NAMES, 1.0), 5)) != set(found[0])
+        assert set(other.sets_of(dict.fromkeys(NAMES, 1.0), 5)) != set(found[0])
 
 
 def test_turns_have_different_orders():
     one = rotation(20)
-    turns = [{frozenset(one.looked_at(dict.fromkeys(NAMES, 1.0), 3 * turn + i)) for i in range(3)} for turn in range(2)]
+    turns = [{frozenset(one.sets_of(dict.fromkeys(NAMES, 1.0), 3 * turn + i)) for i in range(3)} for turn in range(2)]
     assert turns[0].isdisjoint(turns[1])
 
 
-def test_groups_are_seen_in_proportion_to_their_sizes():
+def test_groups_are_probed_in_proportion_to_their_sizes():
     groups = {name: "large" if i < 40 else "small" for i, name in enumerate(NAMES)}
     one = rotation(6, groups=groups)
     for update in range(20):
-        found = Counter(groups[name] for name in one.looked_at(dict.fromkeys(NAMES, 1.0), update))
+        found = Counter(groups[name] for name in one.sets_of(dict.fromkeys(NAMES, 1.0), update))
         assert 3 <= found["large"] <= 5  # four of six
         assert 1 <= found["small"] <= 3
 
@@ -78,8 +78,7 @@ def test_probabilities_follow_the_weights_and_sum_to_the_count():
     "places of the points; order; mid-rotation resume; two processes",
 )
 def test_over_all_places_of_the_points_every_set_counts_as_its_weight_says():
-    """Exactly: what is hit changes only where a point crosses an edge, so that the stretches between can"
-    " be summed."""
+    """Exactly: the sets that are hit change only where a point crosses an edge; the intervals between are summed."""
     lengths = [Fraction(n, 16) for n in (16, 5, 3, 9, 1, 14)]  # three sets in all
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     edges = sorted({Fraction(0), *(end - int(end) for end in ends), Fraction(1)})
@@ -93,21 +92,20 @@ def test_over_all_places_of_the_points_every_set_counts_as_its_weight_says():
 
 
 def test_the_weighted_sum_of_a_turn_is_that_of_all_sets():
-    """By enumeration: parts divided by how often each set is in one add up, over a turn, to what all "
-    "would give."""
+    """By enumeration: values divided by inclusion probabilities average, over a turn, to the mean of all sets."""
     one = rotation(12)
     values = {name: float(i * i) for i, name in enumerate(NAMES)}
     turn = one.turn_of(len(NAMES))
     sums = []
     for update in range(turn):
-        shares = one.looked_at(dict.fromkeys(NAMES, 1 / 60), update)
+        shares = one.sets_of(dict.fromkeys(NAMES, 1 / 60), update)
         sums.append(sum(values[name] / 60 / share for name, share in shares.items()))
     assert sum(sums) / turn == pytest.approx(sum(values.values()) / 60)
 
 
-def test_sets_that_count_more_are_looked_at_more_often():
+def test_sets_of_larger_weights_are_probed_more_often():
     weights = {name: 10.0 if i < 3 else 1.0 for i, name in enumerate(NAMES)}
-    looks = Counter(name for update in range(300) for name in rotation(6).looked_at(weights, update))
+    looks = Counter(name for update in range(300) for name in rotation(6).sets_of(weights, update))
     expected = inclusion(weights, 6)
     for name in NAMES:
         assert looks[name] == pytest.approx(300 * expected[name], abs=12)

@@ -8,7 +8,8 @@ from multidds.rules import Scorer, paper
 
 
 @pytest.mark.parametrize(
-    ("name", "reward"), [("multidds", Cosine()), ("multidds-s", StabilizedCosine()), ("moving-average", MovingAverage())]
+    ("name", "reward"),
+    [("multidds", Cosine()), ("multidds-s", StabilizedCosine()), ("moving-average", MovingAverage())],
 )
 def test_a_name_is_a_reward_and_the_papers_rule(name, reward):
     assert paper(name) == {"reward": reward, "rule": Scorer()}

@@ -21,7 +21,7 @@ _PRIOR_DEGREES = 4.0  # degrees of freedom of the mean variance of all probes in
 _PRIOR_OBSERVATIONS = 16.0  # observations for which the spread of earlier updates counts in that of this one
 _PRIOR_PAIRS = 30.0  # pairs of observations for which the prior counts that half of the spread lasts
 _ROUNDS = 20  # of the fixed-point iteration between the variance between groups and that within them
-_ARRAYS = ("weights", "totals", "looks", "last")
+_ARRAYS = ("weights", "totals", "looks")
 _NUMBERS = ("level", "scale", "spread", "pairs", "products")
 
 
@@ -46,17 +46,11 @@ class RewardMemory:
         self._weights = np.zeros(n)  # sums over observations of t / variance
         self._totals = np.zeros(n)  # the same times x
         self._looks = np.zeros(n, np.int64)  # observations of each dataset
-        self._last = np.zeros(n, np.int64)  # the update of the last one
         self._level = 0.0  # the reward of a dataset that is no better than the others
         self._scale = 0.0  # the standard deviation of the rewards, noise included
         self._spread = 0.0  # the share of that variance at one moment that is not the probes'
         self._pairs = 0.0  # repeated observations of datasets
         self._products = 0.0  # of a repeated x with the mean of the earlier ones
-
-    @property
-    def ages(self) -> list[int]:
-        """The updates since each dataset was last probed; if never, since the start."""
-        return (self.updates - self._last).tolist()
 
     def add(
         self, places: Sequence[int], rewards: Sequence[float], errors: Sequence[float] | None, degrees: float
@@ -89,7 +83,6 @@ class RewardMemory:
         self._weights[at] += self.updates / variances
         self._totals[at] += self.updates * x / variances
         self._looks[at] += 1
-        self._last[at] = self.updates
         return True
 
     def _compare(self, at: Any, x: Any) -> None:
