@@ -508,7 +508,8 @@ def test_settings_without_meaning_are_refused(make, message):
 
 def test_a_state_of_something_else_is_refused_and_nothing_changes():
     small, narrow = scorer_of(network=SMALL), scorer_of()
-    for scorer in (small, narrow):
+    averaging, other_model = (scorer_of(mlp(width=w), direction=DevDirection(decay=0.5)) for w in (5, 6))
+    for scorer in (small, narrow, averaging):
         scorer.step(batch(1))
     state = scorer_of(network=Table()).state_dict()
     cases = [
@@ -518,6 +519,7 @@ def test_a_state_of_something_else_is_refused_and_nothing_changes():
         (scorer_of(network=OwnNetwork(Table(), SGD)), state, "Adam.*SGD"),
         (scorer_of(network=Table(), dev={"z": DEV["a"]}), state, "'z' is missing"),
         (narrow, small.state_dict(), "2 features.*0"),
+        (other_model, averaging.state_dict(), "direction.*parameters"),
         (small, small.state_dict() | {"version": 2}, "version 2"),
     ]
     for scorer, saved, message in cases:

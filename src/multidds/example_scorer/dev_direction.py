@@ -61,7 +61,7 @@ class EstimatedDirection:
 
 
 class DirectionEstimator:
-    """Estimates the direction at every update and keeps its average.
+    """An estimator of the direction at every update, with its average over updates.
 
     updates: the number of estimates so far.
     """
@@ -120,6 +120,8 @@ class DirectionEstimator:
         """Continues from a state. A state that does not fit raises an error and changes nothing."""
         params = self._prober.params
         saved = [state["tensors"].get(f"direction.{place}") for place in range(len(params))]
+        if any(t is not None and t.shape != p.shape for t, p in zip(saved, params, strict=True)):
+            raise ValueError("ExampleScorer: the direction of the state is of other parameters.")
         parts = [None if t is None else t.to(p.device, copy=True) for t, p in zip(saved, params, strict=True)]
         updates = int(state["updates"])
         self.dev.load_state_dict(state, state["seed"])

@@ -51,7 +51,7 @@ class ExampleUpdate:
 
 
 class ExampleScorer:
-    """Learns which examples help while a model trains: call `step(batch)` once after every optimizer step.
+    """Weights of single examples, learned while a model trains: call `step(batch)` after every optimizer step.
 
     model: the model that is trained.
     losses: (model, batch) -> tensor [B], the loss of every example of a batch.
@@ -221,7 +221,7 @@ class ExampleScorer:
 
     @property
     def priority(self) -> Priority:
-        """How much each dev set counts. May be assigned at any time; the next update uses it."""
+        """The priority of the dev sets. May be assigned at any time; the next update uses it."""
         return self._direction.dev.weights.priority
 
     @priority.setter

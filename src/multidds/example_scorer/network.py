@@ -19,7 +19,7 @@ _ADAM = partial(torch.optim.Adam, lr=1e-3)
 
 @dataclass(frozen=True)
 class OwnNetwork:
-    """Settings: a network of yours scores the examples and takes one step at each update, as in the paper.
+    """Settings of a network of yours that scores examples; it takes one step at each update, as in the paper.
 
     module: maps a batch to one score per example, a tensor [B]. It runs in eval mode and must not share parameters
         with the model.
@@ -71,7 +71,7 @@ class OwnScores:
     def learn(
         self, batch: Any, prepared: Tensor | None, losses: Tensor, rewards: Tensor, ranks: Ranks
     ) -> tuple[Tensor, str | None]:
-        """Moves the network by the mean of R grad log P; returns P before, and why it did not move, if so."""
+        """Moves the network by the mean of R grad log P; returns P before, and why not, if it did not."""
         with ranks.raise_on_all_ranks():
             scores = self.scores(batch, losses)
         probabilities, pull = policy_gradient(scores.detach().double(), rewards, ranks)

@@ -26,7 +26,9 @@ _WARMUP_UPDATES = 10  # fewer updates leave scores that are mostly noise
 
 @dataclass(frozen=True)
 class SmallNetwork:
-    """Settings: one hidden layer over standardised features and the example's own loss. It begins with equal weights.
+    """Settings of one hidden layer over standardised features and the example's own loss.
+
+    It begins with equal weights for all examples.
 
     features: (batch) -> tensor [B, F], numbers that describe the examples. None: the loss alone.
     own_loss: whether the network sees the example's loss, too. Leave it out if the features say more about being
@@ -101,7 +103,7 @@ class SmallScores:
     def learn(
         self, batch: Any, prepared: Tensor | None, losses: Tensor, rewards: Tensor, ranks: Ranks
     ) -> tuple[Tensor, str | None]:
-        """Fits the network to recent rewards; returns P before, and why it did not move, if so."""
+        """Fits the network to recent rewards; returns P before, and why not, if it did not."""
         with ranks.raise_on_all_ranks():
             inputs = self._inputs(prepared, losses)
         self._update_statistics(inputs, ranks)
@@ -142,7 +144,7 @@ class SmallScores:
         self.module.statistics.add(sums * ranks.size)
 
     def _fit_on_replay(self, inputs: Tensor, rewards: Tensor, ranks: Ranks) -> str | None:
-        """Takes steps along R grad log P over the examples of recent updates, of all ranks; returns why not, if so."""
+        """Takes steps along R grad log P over recent examples of all ranks; returns why not, if it took none."""
         of_ranks = ranks.gather((inputs.cpu(), rewards.cpu()))
         self._replay.add(*(torch.cat(parts).to(inputs.device) for parts in zip(*of_ranks, strict=True)))
         kept, known = self._replay.examples()

@@ -109,7 +109,10 @@ def find_history(path: Path) -> Path | None:
 
 
 def shares_of(moments: Sequence[Moment], name: str) -> list[float]:
-    """Returns the share of a dataset at every moment; if a log left it out, the share before, or else the next."""
+    """Returns the share of a dataset at every moment.
+
+    If a log left it out, that is the share before, or else the next.
+    """
     known = [moment.mixture.get(name) for moment in moments]
     last = next((share for share in known if share is not None), 0.0)
     shares = []

@@ -177,7 +177,7 @@ def limit_of(bands: Mapping[str, Sequence[float]]) -> float:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """Returns the heights of labels, moved apart until they can be read, within 0 to 1 as long as there is room."""
+    """Returns heights of labels, moved apart until they can be read; within 0 to 1 if there is room."""
     moved = list(heights)
     for i in range(1, len(moved)):
         moved[i] = max(moved[i], moved[i - 1] + _LABEL_HEIGHT)
