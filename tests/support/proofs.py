@@ -44,18 +44,23 @@ def claims() -> dict[str, dict[str, list[str]]]:
 
 def marks(tree: ast.Module) -> list[tuple[str, str, str]]:
     """Lists (section, sentence, function) of a file; without a function, the mark is one of the whole file."""
-    found = []
+    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    texts = {name: value.value for name, value in assigned.items() if isinstance(value, ast.Constant)}
+    found = [(*mark, "") for mark in marks_in(assigned.get("pytestmark"), texts)]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            found += [(*mark, node.name) for part in node.decorator_list for mark in marks_in(part)]
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
-            found += [(*mark, "") for mark in marks_in(node.value)]
+            found += [(*mark, node.name) for part in node.decorator_list for mark in marks_in(part, texts)]
     return found
 
 
-def marks_in(tree: ast.expr) -> list[tuple[str, str]]:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    return [tuple(map(ast.literal_eval, call.args)) for call in calls if call.func.attr == "claim"]
+def marks_in(tree: ast.expr | None, texts: dict[str, str]) -> list[tuple[str, str]]:
+    """Lists (section, sentence) of the marks in an expression. texts: {name: text} of the names of the file."""
+    calls = [node for node in ast.walk(tree or ast.List()) if isinstance(node, ast.Call)]
+    claims = [call for call in calls if ast.unparse(call.func) == "pytest.mark.claim"]
+    return [
+        tuple(texts[part.id] if isinstance(part, ast.Name) else ast.literal_eval(part) for part in call.args)
+        for call in claims
+    ]
 
 
 def page() -> str:

@@ -6,9 +6,10 @@ The formulas are pure functions of the table that `multidds.probes.probe` return
 >>> import torch
 >>> from multidds import rewards
 >>> from multidds.probes import Alignment
+>>> norms, inner = torch.tensor([1.0, 2.0]).double(), torch.tensor([[0.5, 0.0]]).double()
 >>> table = Alignment(
-...     train_names=("a", "b"), dev_names=("dev",), train_norms=torch.tensor([1.0, 2.0]),
-...     dev_train=torch.tensor([[0.5, 0.0]]), dev_dev=torch.tensor([[1.0]]), train_losses={}, dev_losses={},
+...     train_names=("a", "b"), dev_names=("dev",), train_norms=norms, dev_train=inner,
+...     dev_dev=torch.ones(1, 1).double(), train_losses={}, dev_losses={},
 ... )
 >>> rewards.multidds_s(table, torch.tensor([1.0])).tolist()
 [0.5, 0.0]
