@@ -45,8 +45,16 @@ from multidds.nmt.training.train import Training
 ROOT = Path(__file__).resolve().parent.parent
 EVERY, STEP, PROBE = 1000, 9600, 4000  # the paper's M and step, and the probes of the goals; tokens
 # Sentence pairs of the catalogues of recipes/catalogues.toml: training and dev.
-DEMO = {"aze": (439, 99), "bel": (433, 99), "glg": (1793, 233), "slk": (10417, 296), "tur": (10488, 298),
-        "rus": (10897, 296), "por": (15003, 297), "ces": (10637, 297)}  # fmt: skip
+DEMO = {
+    "aze": (439, 99),
+    "bel": (433, 99),
+    "glg": (1793, 233),
+    "slk": (10417, 296),
+    "tur": (10488, 298),
+    "rus": (10897, 296),
+    "por": (15003, 297),
+    "ces": (10637, 297),
+}
 # In parts, by mixed batches: what may be spent on them.
 BUDGETS = {"parts-100": 0.015, "parts-1000": 0.04}
 AUTHORS = ("paper-8", "paper-2")  # scales at which the authors' scheme is measured too

@@ -55,9 +55,16 @@ def launch_ranks(main: Callable[[], int], restarts: int, deaths: list[Death], ne
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.stderr = os.fdopen(2, "w", closefd=False)
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=RANKS, max_restarts=restarts, start_method="fork",
-        rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=uuid.uuid4().hex, logs_specs=DefaultLogsSpecs(),
-    )  # fmt: skip
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=RANKS,
+        max_restarts=restarts,
+        start_method="fork",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
+        logs_specs=DefaultLogsSpecs(),
+    )
     try:
         elastic_launch(config, worker)(main, deaths, newest, said)
     except (ChildFailedError, SignalException):

@@ -309,13 +309,18 @@ def commands_of(root: Path) -> dict[str, Command]:
     listed = [
         Command("prepare", lambda p: [*prepared, f"data.folder={p}/prepared"], nothing, lambda p: files(p, "prepared")),
         Command("train", lambda p: ["train", recipe, "--run", f"{p}/run"], nothing, lambda p: trained(p / "run")),
-        Command(TWO, lambda p: ["train", recipe, "--folder", f"{p}/run", *two], nothing, lambda p: trained(p / "run"),
-                ranks=True),
+        Command(
+            TWO,
+            lambda p: ["train", recipe, "--folder", f"{p}/run", *two],
+            nothing,
+            lambda p: trained(p / "run"),
+            ranks=True,
+        ),
         Command("evaluate", lambda p: ["evaluate", f"{p}/run", "--threads", "1"], run, lambda p: scored(p / "run")),
         Command("corpus", lambda p: ["corpus", "catalogues", f"{p}/corpus", *m], wheels, lambda p: files(p, "corpus")),
         Command("report", lambda p: ["report", f"{root}/done-evaluate/run", "-o", f"{p}/report"], nothing, tables),
         Command("experiment", lambda p: ["experiment", f"{p}/e.toml"], experiment, runs),
-    ]  # fmt: skip
+    ]
     return {command.name: command for command in listed}
 
 

@@ -30,11 +30,18 @@ from fault_world import TWO, Command, Ended, World, make_world, mount
 
 # Once, for all the processes that are forked: of the commands, and of what they import when they need it.
 IMPORTED = (
-    "multidds.nmt.commands.cli", "multidds.nmt.evaluation.evaluate", "multidds.nmt.report",
+    "multidds.nmt.commands.cli",
+    "multidds.nmt.evaluation.evaluate",
+    "multidds.nmt.report",
     "multidds.nmt.training.train",
-    "multidds.nmt.training.dev_bleu", "tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.record_writer",
-    "torch._dynamo", "torch.distributed.launcher.api", "matplotlib.backends.backend_pdf", "fontTools.subset",
-)  # fmt: skip
+    "multidds.nmt.training.dev_bleu",
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.summary.writer.record_writer",
+    "torch._dynamo",
+    "torch.distributed.launcher.api",
+    "matplotlib.backends.backend_pdf",
+    "fontTools.subset",
+)
 USED = 0.35  # of the damaged files, how many are also read by a command
 
 
@@ -95,9 +102,11 @@ def signalled(world: World, command: Command, rng: random.Random) -> Outcome:
 
 # Place in a training of two ranks -> (the steps where it comes by there, the seconds it is there for).
 PLACES = {
-    "step": (range(16), 0.05), "update": (range(5, 16, 5), 0.4), "validate": (range(8, 17, 8), 0.6),
+    "step": (range(16), 0.05),
+    "update": (range(5, 16, 5), 0.4),
+    "validate": (range(8, 17, 8), 0.6),
     "save": (range(4, 17, 4), 0.03),
-}  # fmt: skip
+}
 
 
 def dead_rank(world: World, command: Command, rng: random.Random) -> Outcome:
@@ -316,11 +325,19 @@ def table(found: list[tuple[str, Outcome]]) -> int:
         of_kind = [outcome for name, outcome in found if kind in (name, "all")]
         counts = Counter[str]()
         for one in of_kind:
-            counts.update({
-                "injected": 1, "detected": int(one.detected is True), "to detect": int(one.detected is not None),
-                "resumed": int(one.resumed is True), "to resume": int(one.resumed is not None), "steps lost": one.lost,
-                "accepted": int(one.accepted), "end differs": int(one.differs), "hangs": int(one.hung),
-            })  # fmt: skip
+            counts.update(
+                {
+                    "injected": 1,
+                    "detected": int(one.detected is True),
+                    "to detect": int(one.detected is not None),
+                    "resumed": int(one.resumed is True),
+                    "to resume": int(one.resumed is not None),
+                    "steps lost": one.lost,
+                    "accepted": int(one.accepted),
+                    "end differs": int(one.differs),
+                    "hangs": int(one.hung),
+                }
+            )
         cells = {name: str(counts[name]) for name in COLUMNS}
         cells["detected"] += f" of {counts['to detect']}"
         cells["resumed"] += f" of {counts['to resume']}"

@@ -118,9 +118,14 @@ class Translation(Training):
     def stream(self, mixture: Mixture, seed: int) -> Stream:
         settings = self.config.train
         return Stream(
-            self.data["train"], mixture, tokens=settings.tokens, accumulate=settings.accumulate, pool=settings.pool,
-            mixing=settings.mixing, seed=seed,
-        )  # fmt: skip
+            self.data["train"],
+            mixture,
+            tokens=settings.tokens,
+            accumulate=settings.accumulate,
+            pool=settings.pool,
+            mixing=settings.mixing,
+            seed=seed,
+        )
 
     def go(self, stream: Stream, steps: int) -> None:
         settings = self.config.train

@@ -166,9 +166,11 @@ def trained(recipe: str, folder: str, steps: str) -> dict[str, Any]:
     files = len(os.listdir("/proc/self/fd"))
     training.close()
     return {
-        "seconds to open": round(opened, 2), "seconds to the first step": round(first, 2),
-        "MB": megabytes(resource.RUSAGE_SELF), "open files": files,
-    }  # fmt: skip
+        "seconds to open": round(opened, 2),
+        "seconds to the first step": round(first, 2),
+        "MB": megabytes(resource.RUSAGE_SELF),
+        "open files": files,
+    }
 
 
 def training_of(recipe: Path, folder: Path) -> Any:

@@ -214,9 +214,16 @@ def main() -> None:
         quadratic(args.datasets or 10_000, 100, 16, args.noise, args.updates, args.shares)
     elif args.what == "text":
         text(
-            args.datasets or 1000, args.updates or 20, args.passes, args.batch, args.between, args.warm, args.average,
-            args.seed, cosines=not args.slopes,
-        )  # fmt: skip
+            args.datasets or 1000,
+            args.updates or 20,
+            args.passes,
+            args.batch,
+            args.between,
+            args.warm,
+            args.average,
+            args.seed,
+            cosines=not args.slopes,
+        )
     elif args.what == "moments":
         moments(args.datasets or 100, args.updates or 6, args.batch, args.between, args.warm, args.average, args.seed)
     else:

@@ -60,8 +60,15 @@ def validation(model: Transformer, dev: dict[str, Sentences], batch_tokens: int,
 def averaging(model: Transformer, train: dict[str, Sentences], config: Config, turns: int) -> None:
     settings = config.train
     mixture = Mixture.proportional({name: len(sentences) for name, sentences in train.items()})
-    stream = Stream(train, mixture, tokens=settings.tokens, accumulate=settings.accumulate, pool=settings.pool,
-                    mixing=settings.mixing, seed=1)  # fmt: skip
+    stream = Stream(
+        train,
+        mixture,
+        tokens=settings.tokens,
+        accumulate=settings.accumulate,
+        pool=settings.pool,
+        mixing=settings.mixing,
+        seed=1,
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     averaged = {steps: AveragedWeights(model, steps) for steps in AVERAGES}
     shares: dict[int, list[float]] = {steps: [] for steps in AVERAGES}

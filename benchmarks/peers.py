@@ -107,14 +107,31 @@ def simple(model: nn.Module, loss: Callable[[int], Tensor]) -> Training:
 def _hugging_face(work: Workload, config: type, model: type, **options: Any) -> nn.Module:
     settings, sides = work.settings, {}
     for side in ("encoder", "decoder"):
-        sides |= {f"{side}_layers": settings[f"{side}_layers"], f"{side}_ffn_dim": settings["inner"],
-                  f"{side}_attention_heads": settings["heads"], f"{side}_layerdrop": 0.0}  # fmt: skip
+        sides |= {
+            f"{side}_layers": settings[f"{side}_layers"],
+            f"{side}_ffn_dim": settings["inner"],
+            f"{side}_attention_heads": settings["heads"],
+            f"{side}_layerdrop": 0.0,
+        }
     torch.manual_seed(0)
-    return model(config(
-        vocab_size=work.words, d_model=settings["width"], max_position_embeddings=work.longest, dropout=DROPOUT,
-        attention_dropout=DROPOUT, activation_dropout=DROPOUT, activation_function="relu", pad_token_id=PAD,
-        bos_token_id=BEGIN, eos_token_id=END, decoder_start_token_id=BEGIN, scale_embedding=True, **sides, **options,
-    )).train()  # fmt: skip
+    return model(
+        config(
+            vocab_size=work.words,
+            d_model=settings["width"],
+            max_position_embeddings=work.longest,
+            dropout=DROPOUT,
+            attention_dropout=DROPOUT,
+            activation_dropout=DROPOUT,
+            activation_function="relu",
+            pad_token_id=PAD,
+            bos_token_id=BEGIN,
+            eos_token_id=END,
+            decoder_start_token_id=BEGIN,
+            scale_embedding=True,
+            **sides,
+            **options,
+        )
+    ).train()
 
 
 def _marian(work: Workload) -> nn.Module:
@@ -156,9 +173,16 @@ def trainer(work: Workload) -> Training:
 
     model = _marian(work)
     options = Seq2SeqTrainingArguments(
-        output_dir=tempfile.gettempdir(), label_smoothing_factor=SMOOTHING, max_grad_norm=CLIP, learning_rate=RATE,
-        adam_beta1=BETAS[0], adam_beta2=BETAS[1], use_cpu=True, report_to=[], lr_scheduler_type="constant",
-    )  # fmt: skip
+        output_dir=tempfile.gettempdir(),
+        label_smoothing_factor=SMOOTHING,
+        max_grad_norm=CLIP,
+        learning_rate=RATE,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        use_cpu=True,
+        report_to=[],
+        lr_scheduler_type="constant",
+    )
     peer = Seq2SeqTrainer(model=model, args=options)
     peer.create_optimizer_and_scheduler(10**6)
     wrapped, peer.optimizer = peer.accelerator.prepare(model, peer.optimizer)
@@ -198,37 +222,72 @@ def joeynmt(work: Workload) -> Training:
     # It has the special tokens in this order; their numbers are not ours, words have the same.
     unknown, pad, begin, end = range(4)
     symbols = types.SimpleNamespace(
-        unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None, lang_tags=[],
-        unk_id=unknown, pad_id=pad, bos_id=begin, eos_id=end, sep_id=None,
-    )  # fmt: skip
+        unk_token="<unk>",
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        sep_token=None,
+        lang_tags=[],
+        unk_id=unknown,
+        pad_id=pad,
+        bos_id=begin,
+        eos_id=end,
+        sep_id=None,
+    )
     vocabulary = Vocabulary([str(n) for n in range(4, work.words)], symbols)
     renumbered = torch.arange(work.words)
     renumbered[[PAD, BEGIN, END]] = torch.tensor([pad, begin, end])
 
     def side(layers: int) -> dict[str, Any]:
         embeddings = {"embedding_dim": settings["width"], "scale": True, "dropout": DROPOUT}
-        return {"type": "transformer", "num_layers": layers, "num_heads": settings["heads"], "dropout": DROPOUT,
-                "hidden_size": settings["width"], "ff_size": settings["inner"], "layer_norm": "pre",
-                "activation": "relu", "embeddings": embeddings}  # fmt: skip
+        return {
+            "type": "transformer",
+            "num_layers": layers,
+            "num_heads": settings["heads"],
+            "dropout": DROPOUT,
+            "hidden_size": settings["width"],
+            "ff_size": settings["inner"],
+            "layer_norm": "pre",
+            "activation": "relu",
+            "embeddings": embeddings,
+        }
 
     torch.manual_seed(0)
     # The initial values of its own transformer examples.
-    config = {"encoder": side(settings["encoder_layers"]), "decoder": side(settings["decoder_layers"]),
-              "tied_softmax": True, "tied_embeddings": False, "initializer": "xavier_uniform",
-              "embed_initializer": "xavier_uniform"}  # fmt: skip
+    config = {
+        "encoder": side(settings["encoder_layers"]),
+        "decoder": side(settings["decoder_layers"]),
+        "tied_softmax": True,
+        "tied_embeddings": False,
+        "initializer": "xavier_uniform",
+        "embed_initializer": "xavier_uniform",
+    }
     model = build_model(config, vocabulary, vocabulary).train()
     model.loss_function = ("crossentropy", SMOOTHING)
-    options = {"optimizer": "adam", "learning_rate": RATE, "adam_betas": BETAS, "clip_grad_val": None,
-               "clip_grad_norm": CLIP, "weight_decay": 0.0}  # fmt: skip
+    options = {
+        "optimizer": "adam",
+        "learning_rate": RATE,
+        "adam_betas": BETAS,
+        "clip_grad_val": None,
+        "clip_grad_norm": CLIP,
+        "weight_decay": 0.0,
+    }
     optimizer, clip = build_optimizer(options, model.parameters()), build_gradient_clipper(options)
     fused(optimizer)
     inputs = [
         JoeyBatch(
-            renumbered[t.source], t.source_lengths, None, renumbered[t.target], None, torch.arange(len(t.source)),
-            torch.device("cpu"), pad, end,
+            renumbered[t.source],
+            t.source_lengths,
+            None,
+            renumbered[t.target],
+            None,
+            torch.arange(len(t.source)),
+            torch.device("cpu"),
+            pad,
+            end,
         )
         for t in (tables(batch) for batch in work.batches)
-    ]  # fmt: skip
+    ]
 
     def run(i: int) -> float:
         batch = inputs[i]
@@ -276,14 +335,34 @@ def opennmt(work: Workload) -> Training:
     opts.train_opts(parser)
     options = parser.parse_args(["-data", "none", "-src_vocab", "none"])  # it insists on both, and reads neither
     vars(options).update(
-        encoder_type="transformer", decoder_type="transformer", position_encoding=True, layers=-1,
-        enc_layers=settings["encoder_layers"], dec_layers=settings["decoder_layers"], hidden_size=settings["width"],
-        word_vec_size=settings["width"], transformer_ff=settings["inner"], heads=settings["heads"],
-        dropout=[DROPOUT], attention_dropout=[DROPOUT], label_smoothing=SMOOTHING, max_grad_norm=CLIP, optim="adam",
-        adam_beta1=BETAS[0], adam_beta2=BETAS[1], learning_rate=RATE, share_decoder_embeddings=True,
-        param_init=0.0, param_init_glorot=True, normalization="tokens", world_size=0, gpu_ranks=[],
-        add_qkvbias=True, add_ffnbias=True, pos_ffn_activation_fn="relu",
-    )  # fmt: skip
+        encoder_type="transformer",
+        decoder_type="transformer",
+        position_encoding=True,
+        layers=-1,
+        enc_layers=settings["encoder_layers"],
+        dec_layers=settings["decoder_layers"],
+        hidden_size=settings["width"],
+        word_vec_size=settings["width"],
+        transformer_ff=settings["inner"],
+        heads=settings["heads"],
+        dropout=[DROPOUT],
+        attention_dropout=[DROPOUT],
+        label_smoothing=SMOOTHING,
+        max_grad_norm=CLIP,
+        optim="adam",
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        learning_rate=RATE,
+        share_decoder_embeddings=True,
+        param_init=0.0,
+        param_init_glorot=True,
+        normalization="tokens",
+        world_size=0,
+        gpu_ranks=[],
+        add_qkvbias=True,
+        add_ffnbias=True,
+        pos_ffn_activation_fn="relu",
+    )
     ArgumentParser.update_model_opts(options)
     ArgumentParser.validate_model_opts(options)
     torch.manual_seed(0)
@@ -291,8 +370,18 @@ def opennmt(work: Workload) -> Training:
     loss = LossCompute.from_opts(options, model, vocabularies["tgt"])
     optimizer = Optimizer.from_opt(model, options)
     fused(optimizer._optimizer)
-    peer = Trainer(model, loss, loss, None, None, optimizer, norm_method="tokens", n_gpu=0,
-                   dropout=[DROPOUT], attention_dropout=[DROPOUT])  # fmt: skip
+    peer = Trainer(
+        model,
+        loss,
+        loss,
+        None,
+        None,
+        optimizer,
+        norm_method="tokens",
+        n_gpu=0,
+        dropout=[DROPOUT],
+        attention_dropout=[DROPOUT],
+    )
     inputs = [
         {"src": t.source[..., None], "srclen": t.source_lengths, "tgt": t.target[..., None], "tokens": t.tokens}
         for t in (tables(batch) for batch in work.batches)
@@ -319,20 +408,38 @@ def eole(work: Workload) -> Training:
     vocabularies = _opennmt_vocabularies(DefaultTokens, work.words)
     biases = {"add_qkvbias": True, "add_final_linear_bias": True, "add_ffnbias": True}  # as the others have them
     config = TrainConfig(
-        src_vocab="none", tgt_vocab="none", data={},
+        src_vocab="none",
+        tgt_vocab="none",
+        data={},
         model={
-            "architecture": "transformer", "hidden_size": settings["width"], "word_vec_size": settings["width"],
-            "transformer_ff": settings["inner"], "heads": settings["heads"], "share_decoder_embeddings": True,
-            "encoder": {"layers": settings["encoder_layers"]}, "decoder": {"layers": settings["decoder_layers"]},
-            "position_encoding_type": "SinusoidalInterleaved", "mlp_activation_fn": "relu", **biases,
+            "architecture": "transformer",
+            "hidden_size": settings["width"],
+            "word_vec_size": settings["width"],
+            "transformer_ff": settings["inner"],
+            "heads": settings["heads"],
+            "share_decoder_embeddings": True,
+            "encoder": {"layers": settings["encoder_layers"]},
+            "decoder": {"layers": settings["decoder_layers"]},
+            "position_encoding_type": "SinusoidalInterleaved",
+            "mlp_activation_fn": "relu",
+            **biases,
         },
         training={
-            "dropout": [DROPOUT], "attention_dropout": [DROPOUT], "label_smoothing": SMOOTHING, "optim": "adam",
-            "adam_beta1": BETAS[0], "adam_beta2": BETAS[1], "learning_rate": RATE, "max_grad_norm": CLIP,
-            "param_init_method": "xavier_uniform", "normalization": "tokens", "compute_dtype": "fp32",
-            "world_size": 0, "gpu_ranks": [],
+            "dropout": [DROPOUT],
+            "attention_dropout": [DROPOUT],
+            "label_smoothing": SMOOTHING,
+            "optim": "adam",
+            "adam_beta1": BETAS[0],
+            "adam_beta2": BETAS[1],
+            "learning_rate": RATE,
+            "max_grad_norm": CLIP,
+            "param_init_method": "xavier_uniform",
+            "normalization": "tokens",
+            "compute_dtype": "fp32",
+            "world_size": 0,
+            "gpu_ranks": [],
         },
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = get_model_class(config.model).for_training(config.model, vocabularies, config.training, device_id=-1)
     model.train()
@@ -343,8 +450,18 @@ def eole(work: Workload) -> Training:
     inputs = []
     for t in (tables(batch) for batch in work.batches):
         none = [None] * len(t.source)
-        inputs.append({"src": t.source, "srclen": t.source_lengths, "tgt": t.target, "images": None, "prefix_len": None,
-                       "cid": none, "cid_line_number": [0] * len(none), "tokens": t.tokens})  # fmt: skip
+        inputs.append(
+            {
+                "src": t.source,
+                "srclen": t.source_lengths,
+                "tgt": t.target,
+                "images": None,
+                "prefix_len": None,
+                "cid": none,
+                "cid_line_number": [0] * len(none),
+                "tokens": t.tokens,
+            }
+        )
 
     def run(i: int) -> float:
         reported = Statistics()
@@ -367,20 +484,33 @@ def sockeye(work: Workload) -> Training:
 
     def stack(layers: int) -> Any:
         return transformer.TransformerConfig(
-            model_size=settings["width"], attention_heads=settings["heads"], act_type=constants.RELU,
-            feed_forward_num_hidden=settings["inner"], num_layers=layers, dropout_attention=DROPOUT,
-            dropout_act=DROPOUT, dropout_prepost=DROPOUT, preprocess_sequence="n", postprocess_sequence="dr",
-            positional_embedding_type=constants.FIXED_POSITIONAL_EMBEDDING, max_seq_len_source=longest,
-            max_seq_len_target=longest, depth_key_value=settings["width"],
-        )  # fmt: skip
+            model_size=settings["width"],
+            attention_heads=settings["heads"],
+            act_type=constants.RELU,
+            feed_forward_num_hidden=settings["inner"],
+            num_layers=layers,
+            dropout_attention=DROPOUT,
+            dropout_act=DROPOUT,
+            dropout_prepost=DROPOUT,
+            preprocess_sequence="n",
+            postprocess_sequence="dr",
+            positional_embedding_type=constants.FIXED_POSITIONAL_EMBEDDING,
+            max_seq_len_source=longest,
+            max_seq_len_target=longest,
+            depth_key_value=settings["width"],
+        )
 
     # The embeddings' own dropout stays 0, its default: what goes into the first layer is dropped anyway.
     embeddings = [encoder.EmbeddingConfig(work.words, settings["width"], 0.0) for _ in range(2)]
     config = model.ModelConfig(
-        data_io.DataConfig(None, longest, longest, 1, 1), work.words, work.words, *embeddings,
-        stack(settings["encoder_layers"]), stack(settings["decoder_layers"]),
+        data_io.DataConfig(None, longest, longest, 1, 1),
+        work.words,
+        work.words,
+        *embeddings,
+        stack(settings["encoder_layers"]),
+        stack(settings["decoder_layers"]),
         weight_tying_type=constants.WEIGHT_TYING_TRG_SOFTMAX,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     peer = model.SockeyeModel(config)
     peer.apply(model.initialize_parameters)
@@ -450,9 +580,14 @@ def fairseq(work: Workload) -> Training:
 
     task = TranslationTask(TranslationConfig(), words, words)
     config = TransformerConfig(
-        dropout=DROPOUT, attention_dropout=DROPOUT, activation_dropout=DROPOUT, activation_fn="relu",
-        share_decoder_input_output_embed=True, max_source_positions=work.longest, max_target_positions=work.longest,
-    )  # fmt: skip
+        dropout=DROPOUT,
+        attention_dropout=DROPOUT,
+        activation_dropout=DROPOUT,
+        activation_fn="relu",
+        share_decoder_input_output_embed=True,
+        max_source_positions=work.longest,
+        max_target_positions=work.longest,
+    )
     for name in ("encoder", "decoder"):
         side = getattr(config, name)
         side.embed_dim, side.ffn_embed_dim, side.normalize_before = settings["width"], settings["inner"], True
@@ -465,8 +600,11 @@ def fairseq(work: Workload) -> Training:
     optimizer = FairseqAdam(chosen, [p for p in model.parameters() if p.requires_grad])
     inputs = []
     for t in (tables(batch) for batch in work.batches):
-        given = {"src_tokens": renumbered[t.source], "src_lengths": t.source_lengths,
-                 "prev_output_tokens": renumbered[t.target_in]}  # fmt: skip
+        given = {
+            "src_tokens": renumbered[t.source],
+            "src_lengths": t.source_lengths,
+            "prev_output_tokens": renumbered[t.target_in],
+        }
         inputs.append({"net_input": given, "target": renumbered[t.target_out], "ntokens": t.tokens})
 
     def run(i: int) -> Tensor:

@@ -22,9 +22,14 @@ from multidds.nmt.common import launch
 
 STEPS, FIRST = 14, 4  # in all, and those before the clocks start
 SETTINGS = (  # a model for which a step takes long enough to be worth sharing
-    "model.width=128", "model.inner=512", "mixture.method=static", "train.tokens=2048", "train.batch_tokens=1024",
-    "train.max_steps=1000", "train.threads=1",
-)  # fmt: skip
+    "model.width=128",
+    "model.inner=512",
+    "mixture.method=static",
+    "train.tokens=2048",
+    "train.batch_tokens=1024",
+    "train.max_steps=1000",
+    "train.threads=1",
+)
 AGREEMENTS = 200
 
 

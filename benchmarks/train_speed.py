@@ -168,11 +168,18 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     real = sum(batch.tokens + len(batch.source) for batch in work.batches)
     room = sum(batch.target_rows.tokens.numel() + batch.source_rows.tokens.numel() for batch in work.batches)
     return {
-        "size": options.size, "threads": options.threads, "memory_kept": options.memory, "steps": len(tokens),
-        "tokens": statistics.mean(tokens), "padding": room / real - 1, "peak_gflops": peak / 1e9,
-        "torch": torch.__version__, "load": os.getloadavg()[0], "contestants": rows,
+        "size": options.size,
+        "threads": options.threads,
+        "memory_kept": options.memory,
+        "steps": len(tokens),
+        "tokens": statistics.mean(tokens),
+        "padding": room / real - 1,
+        "peak_gflops": peak / 1e9,
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+        "contestants": rows,
         "missing": {title(name): reason for name, reason in missing.items()},
-    }  # fmt: skip
+    }
 
 
 def answered(pipe: Connection, *question: Any) -> Any:

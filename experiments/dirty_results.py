@@ -50,10 +50,14 @@ def collected(corpus: Path, folder: Path) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """As Markdown."""
     runs = results["runs"]
-    bleu = {row: [runs[name]["average"]["bleu"] for name in sorted(runs) if name.startswith(f"{of}/")]
-            for row, of in ROWS.items()}  # fmt: skip
-    chrf = {row: [runs[name]["average"]["chrf"] for name in sorted(runs) if name.startswith(f"{of}/")]
-            for row, of in ROWS.items()}  # fmt: skip
+    bleu = {
+        row: [runs[name]["average"]["bleu"] for name in sorted(runs) if name.startswith(f"{of}/")]
+        for row, of in ROWS.items()
+    }
+    chrf = {
+        row: [runs[name]["average"]["chrf"] for name in sorted(runs) if name.startswith(f"{of}/")]
+        for row, of in ROWS.items()
+    }
     best, worst = statistics.fmean(bleu["clean"]), statistics.fmean(bleu["damaged"])
     lines = ["| | test BLEU, by seed | mean | chrF | brought back |", "|---|---|---|---|---|"]
     for row in ROWS:

@@ -36,8 +36,12 @@ from multidds.rules import Scorer
 STEPS = {"under-trained": 800, "unwanted": 800, "data-limited": 800}  # 1.5, 1 and 10 passes over all data
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth
 STATIC: dict[str, float] = {  # temperatures
-    "proportional": 1, "temperature-3": 3, "temperature-5": 5, "temperature-10": 10, "uniform": math.inf,
-}  # fmt: skip
+    "proportional": 1,
+    "temperature-3": 3,
+    "temperature-5": 5,
+    "temperature-10": 10,
+    "uniform": math.inf,
+}
 SCHEDULED = ("proportional-to-uniform", "cooldown", "reverse-cooldown")
 PAPER: dict[str, dict[str, Any]] = {  # the paper's methods and other papers', by what differs from Balancer's defaults
     "multidds-s": {"reward": StabilizedCosine()},
@@ -260,9 +264,15 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
     clock.charge("evaluation")
     return {
         "config": asdict(config) | {"parameters": sum(p.numel() for p in model.parameters())},
-        "sizes": sizes, "corpus": corpus.digest, "versions": versions(), "seconds": clock.seconds,
-        "dev": curve[-1]["dev"], "test": test, "curve": curve, "updates": updates,
-    }  # fmt: skip
+        "sizes": sizes,
+        "corpus": corpus.digest,
+        "versions": versions(),
+        "seconds": clock.seconds,
+        "dev": curve[-1]["dev"],
+        "test": test,
+        "curve": curve,
+        "updates": updates,
+    }
 
 
 def commit(folder: Path) -> str:
@@ -274,9 +284,11 @@ def commit(folder: Path) -> str:
 
 def versions() -> dict[str, str]:
     return {
-        "multidds": multidds.__version__, "torch": torch.__version__, "python": platform.python_version(),
+        "multidds": multidds.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
         "commit": commit(Path(__file__).parent),
-    }  # fmt: skip
+    }
 
 
 def rounded(value: Any) -> Any:

@@ -51,22 +51,42 @@ def _group(regime: str, corpus: str, steps: int, runs: Sequence[Run]) -> str:
         by_method[run["config"]["method"]][run["config"]["seed"]] = run
     best = rival(by_method)
     domains = list(runs[0]["sizes"])
-    head = ["method", "seeds", "dev loss", "test loss", "accuracy", "expected", "against the rival, % of test loss",
-            *domains, "seconds", "of them updates"]  # fmt: skip
+    head = [
+        "method",
+        "seeds",
+        "dev loss",
+        "test loss",
+        "accuracy",
+        "expected",
+        "against the rival, % of test loss",
+        *domains,
+        "seconds",
+        "of them updates",
+    ]
     rows = []
     for method, seeds in sorted(by_method.items(), key=lambda item: _mean(item[1], "dev", "loss")):
         passes = [mean(run["curve"][-1]["passes"][domain] for run in seeds.values()) for domain in domains]
         found = [[run["test"][name]["loss"] for run in seeds.values() if name in run["test"]] for name in domains]
         losses = [f"{mean(one):.3f}" if one else "" for one in found]
-        rows.append([
-            f"**{method}**" if method == best else method, ", ".join(map(str, sorted(seeds))),
-            *(f"{_mean(seeds, split, score):.4f}" for split, score in (
-                ("dev", "loss"), ("test", "loss"), ("test", "accuracy"), ("test", "expected_accuracy"))),
-            "" if best is None or method == best else _gain(seeds, by_method[best]),
-            *(f"{loss} ({count:.1f})".strip() for loss, count in zip(losses, passes, strict=True)),
-            f"{mean(sum(run['seconds'].values()) for run in seeds.values()):.0f}",
-            f"{mean(run['seconds']['updates'] for run in seeds.values()):.0f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"**{method}**" if method == best else method,
+                ", ".join(map(str, sorted(seeds))),
+                *(
+                    f"{_mean(seeds, split, score):.4f}"
+                    for split, score in (
+                        ("dev", "loss"),
+                        ("test", "loss"),
+                        ("test", "accuracy"),
+                        ("test", "expected_accuracy"),
+                    )
+                ),
+                "" if best is None or method == best else _gain(seeds, by_method[best]),
+                *(f"{loss} ({count:.1f})".strip() for loss, count in zip(losses, passes, strict=True)),
+                f"{mean(sum(run['seconds'].values()) for run in seeds.values()):.0f}",
+                f"{mean(run['seconds']['updates'] for run in seeds.values()):.0f}",
+            ]
+        )
     title = f"### {regime}: {steps} steps, corpus {corpus}"
     note = "Mean over the domains; per domain the test loss (passes over its text)."
     return "\n".join(

@@ -21,17 +21,29 @@ WINDOW = 128  # bytes that a model reads at once; sizes are numbers of windows
 DEV, TEST = 64, 128  # windows of each domain
 UNWANTED = ("hashes",)  # in training only: no dev set asks for them
 _MANY = {
-    "cpp": 2400, "python": 960, "docstrings": 400, "tables": 220,
-    "manual": 110, "readme": 60, "cmake": 40, "fortran": 24,
-}  # fmt: skip
+    "cpp": 2400,
+    "python": 960,
+    "docstrings": 400,
+    "tables": 220,
+    "manual": 110,
+    "readme": 60,
+    "cmake": 40,
+    "fortran": 24,
+}
 REGIMES = {
     "under-trained": _MANY,
     "unwanted": _MANY | {"hashes": 2400},
     "data-limited": {
-        "cpp": 336, "python": 144, "docstrings": 64, "tables": 32,
-        "manual": 24, "readme": 16, "cmake": 12, "fortran": 8,
+        "cpp": 336,
+        "python": 144,
+        "docstrings": 64,
+        "tables": 32,
+        "manual": 24,
+        "readme": 16,
+        "cmake": 12,
+        "fortran": 8,
     },
-}  # fmt: skip
+}
 
 _SHARE = 8  # no file is more than this part of a split: a test set of one file would say little
 _REPEATED = 20  # characters from which on a paragraph that was there before is left out

@@ -21,9 +21,16 @@ ROOT = Path(__file__).parent.parent
 DEFAULT, ANCHOR, CONTROL = "anchored", "planned", "shuffled"
 TRIALS = ("anchored-accuracy", "anchored-transfer", "planned-transfer")  # other forms of the default
 RIVALS = (  # what has to be beaten: static and scheduled mixtures that others use
-    "proportional", "temperature-3", "temperature-5", "temperature-10", "uniform", "unimax", "proportional-to-uniform",
-    "cooldown", "reverse-cooldown",
-)  # fmt: skip
+    "proportional",
+    "temperature-3",
+    "temperature-5",
+    "temperature-10",
+    "uniform",
+    "unimax",
+    "proportional-to-uniform",
+    "cooldown",
+    "reverse-cooldown",
+)
 FIELD = (DEFAULT, ANCHOR, "proportional", "temperature-3", "temperature-5")  # without which a setting shows no price
 ORDER = (DEFAULT, ANCHOR, CONTROL, *TRIALS, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
 

@@ -161,10 +161,14 @@ def test_the_rival_is_chosen_by_dev_loss_and_compared_by_test_loss():
     def made(method, seed, dev, test):
         scores = {"accuracy": 0.5, "expected_accuracy": 0.4}
         return {
-            "config": {"regime": "r", "method": method, "seed": seed, "steps": 9}, "corpus": "c", "sizes": {"a": 1},
-            "dev": {"a": {"loss": dev, **scores}}, "test": {"a": {"loss": test, **scores}},
-            "curve": [{"passes": {"a": 1.0}}], "seconds": {"steps": 1.0, "updates": 0.0},
-        }  # fmt: skip
+            "config": {"regime": "r", "method": method, "seed": seed, "steps": 9},
+            "corpus": "c",
+            "sizes": {"a": 1},
+            "dev": {"a": {"loss": dev, **scores}},
+            "test": {"a": {"loss": test, **scores}},
+            "curve": [{"passes": {"a": 1.0}}],
+            "seconds": {"steps": 1.0, "updates": 0.0},
+        }
 
     runs = [
         *(made("uniform", 1, 2.0, 1.0), made("uniform", 2, 2.2, 1.0)),

@@ -23,9 +23,16 @@ pytestmark = [
 RESULTS = ROOT / "results"
 FILES = sorted(RESULTS.glob("*/*.json"))
 STATIC = {
-    "proportional", "temperature-3", "temperature-5", "temperature-10", "uniform", "unimax", "proportional-to-uniform",
-    "cooldown", "reverse-cooldown",
-}  # fmt: skip
+    "proportional",
+    "temperature-3",
+    "temperature-5",
+    "temperature-10",
+    "uniform",
+    "unimax",
+    "proportional-to-uniform",
+    "cooldown",
+    "reverse-cooldown",
+}
 
 
 def runs():
@@ -33,9 +40,11 @@ def runs():
     for path in FILES:
         run, loss = json.loads(path.read_text()), path.parent.name == "domains"
         config = run["config"]
-        about = (f"domains, {config['regime']}", config["method"], config["seed"]) if loss else (
-            run["setting"], run["method"], run["seed"]
-        )  # fmt: skip
+        about = (
+            (f"domains, {config['regime']}", config["method"], config["seed"])
+            if loss
+            else (run["setting"], run["method"], run["seed"])
+        )
         key = "loss" if loss else "bleu"
         yield (*about, *(fmean(one[key] for one in run[part].values()) for part in ("dev", "test")), loss)
 

@@ -21,15 +21,26 @@ def make_run(
     "translates right."""
     rng = random.Random(f"{setting} {seed} {sorted(mixture.items())} {len(names)}")
     config = {
-        "data": {"folder": "data/x", "setting": setting, "pairs": [pair(name) for name in names],
-                 "train": "t.{lang}", "dev": "d.{lang}", "test": "e.{lang}"},
+        "data": {
+            "folder": "data/x",
+            "setting": setting,
+            "pairs": [pair(name) for name in names],
+            "train": "t.{lang}",
+            "dev": "d.{lang}",
+            "test": "e.{lang}",
+        },
         "train": {"seed": seed, **(train or {})},
         "mixture": {"method": "static", **mixture},
-    }  # fmt: skip
+    }
     sizes = {name: 200 + 137 * i * i for i, name in enumerate(names)}
-    pairs = {name: {"train": {"pairs": sizes[name], "dropped": {"too long": 3}, "target tokens": 9 * sizes[name]},
-                    "dev": {"pairs": 100, "dropped": {}}, "test": {"pairs": 40, "dropped": {}}}
-             for name in names}  # fmt: skip
+    pairs = {
+        name: {
+            "train": {"pairs": sizes[name], "dropped": {"too long": 3}, "target tokens": 9 * sizes[name]},
+            "dev": {"pairs": 100, "dropped": {}},
+            "test": {"pairs": 40, "dropped": {}},
+        }
+        for name in names
+    }
     facts = {"config": config, "data": f"fingerprint of {setting}", "direction": "many-to-one", "pairs": pairs}
     folder.mkdir(parents=True)
     write_checksummed(folder / "config.json", facts)
@@ -52,29 +63,58 @@ def make_run(
             shares = {name: share * math.exp(rng.gauss(0.05, 0.1)) for name, share in shares.items()}
             shares = {name: share / sum(shares.values()) for name, share in shares.items()}
             rewards = {reward: {name: rng.gauss(0.2, 0.05) for name in names} for reward in ("multidds", "multidds-s")}
-            records.append({
-                "kind": "update", "step": step, "mixture": dict(shares), "reward": rewards["multidds-s"],
-                "dev_weight": dict.fromkeys(names, 1 / len(names)), "dev_loss": dict.fromkeys(names, 5 / i),
-                "train_loss": dict.fromkeys(names, 5 / i), "passes": dict.fromkeys(names, step / 10),
-                "noise": {}, "signal": None, "drift": 0.1, "learned": 0.08, "unlearned": 0.02,
-                "skipped": None, "notes": [], "seconds": 0.2,
-                "alignment": {"rewards": rewards, "cosines": [[rng.uniform(-0.2, 0.6) for _ in names] for _ in names],
-                              "train_norms": [1.0] * len(names), "dev_norms": [1.0] * len(names)},
-            })  # fmt: skip
+            records.append(
+                {
+                    "kind": "update",
+                    "step": step,
+                    "mixture": dict(shares),
+                    "reward": rewards["multidds-s"],
+                    "dev_weight": dict.fromkeys(names, 1 / len(names)),
+                    "dev_loss": dict.fromkeys(names, 5 / i),
+                    "train_loss": dict.fromkeys(names, 5 / i),
+                    "passes": dict.fromkeys(names, step / 10),
+                    "noise": {},
+                    "signal": None,
+                    "drift": 0.1,
+                    "learned": 0.08,
+                    "unlearned": 0.02,
+                    "skipped": None,
+                    "notes": [],
+                    "seconds": 0.2,
+                    "alignment": {
+                        "rewards": rewards,
+                        "cosines": [[rng.uniform(-0.2, 0.6) for _ in names] for _ in names],
+                        "train_norms": [1.0] * len(names),
+                        "dev_norms": [1.0] * len(names),
+                    },
+                }
+            )
         if i % 3 == 0:
             clock["validation"] += 0.5
             losses = {name: 5 / i + 0.1 * j + rng.random() / 10 for j, name in enumerate(names)}
             measured = {"dev_loss": losses, **measures(losses)}
             means = {kind: sum(values.values()) / len(values) for kind, values in measured.items()}
-            records.append({
-                "kind": "validation", "step": step, "epoch": i // 3, **measured,
-                "perplexity": {name: math.exp(loss) for name, loss in losses.items()},
-                "mean": means["dev_loss"], "means": means, "best": means["dev_loss"] < lowest,
-                "bleu": None, "signature": None,
-                "passes": {name: step * shares[name] for name in names},
-                "mixture": dict(shares), "sentences": 30 * step, "tokens": 900 * step,
-                "finished": finished if i == updates else "", "seconds": 0.5, "clock": dict(clock),
-            })  # fmt: skip
+            records.append(
+                {
+                    "kind": "validation",
+                    "step": step,
+                    "epoch": i // 3,
+                    **measured,
+                    "perplexity": {name: math.exp(loss) for name, loss in losses.items()},
+                    "mean": means["dev_loss"],
+                    "means": means,
+                    "best": means["dev_loss"] < lowest,
+                    "bleu": None,
+                    "signature": None,
+                    "passes": {name: step * shares[name] for name in names},
+                    "mixture": dict(shares),
+                    "sentences": 30 * step,
+                    "tokens": 900 * step,
+                    "finished": finished if i == updates else "",
+                    "seconds": 0.5,
+                    "clock": dict(clock),
+                }
+            )
             lowest = min(lowest, means["dev_loss"])
     write_records(folder, records)
     if scored:
@@ -163,11 +203,35 @@ def some_record(kind, step, **facts):
     rest = {
         "start": {"mixture": {}},
         "step": {"loss": 5.0, "lr": 1e-3, "tokens": 0, "tokens_per_second": 0.0},
-        "update": {"mixture": {}, "reward": {}, "train_loss": {}, "dev_loss": {}, "dev_weight": {}, "passes": {},
-                   "skipped": None, "notes": [], "seconds": 0.0},
-        "validation": {"epoch": 1, "dev_loss": {}, "perplexity": {}, "accuracy": {}, "expected_accuracy": {},
-                       "soft_bleu": {}, "mean": 4.0, "means": {}, "best": True, "passes": {}, "mixture": {},
-                       "sentences": 0, "tokens": 0, "finished": "", "seconds": 0.0, "clock": {}},
+        "update": {
+            "mixture": {},
+            "reward": {},
+            "train_loss": {},
+            "dev_loss": {},
+            "dev_weight": {},
+            "passes": {},
+            "skipped": None,
+            "notes": [],
+            "seconds": 0.0,
+        },
+        "validation": {
+            "epoch": 1,
+            "dev_loss": {},
+            "perplexity": {},
+            "accuracy": {},
+            "expected_accuracy": {},
+            "soft_bleu": {},
+            "mean": 4.0,
+            "means": {},
+            "best": True,
+            "passes": {},
+            "mixture": {},
+            "sentences": 0,
+            "tokens": 0,
+            "finished": "",
+            "seconds": 0.0,
+            "clock": {},
+        },
         "examples": {"edges": [1.0], "histogram": {}, "weight": {}, "highest": [], "lowest": [], "skipped": None},
-    }[kind]  # fmt: skip
+    }[kind]
     return {"kind": kind, "step": step, **rest, **facts}

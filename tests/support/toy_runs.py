@@ -19,10 +19,22 @@ SCRIPTS = Path(sys.executable).parent
 FAULTY = ROOT / "tests" / "support" / "faulty_rank.py"
 
 SMALL = (
-    "model.encoder_layers=1", "model.decoder_layers=1", "model.width=16", "model.inner=32", "model.heads=2",
-    "train.tokens=400", "train.batch_tokens=200", "train.pool=4", "train.warmup=5", "train.log_every=3",
-    "train.save_every=4", "train.max_steps=12", "mixture.every=5", "mixture.probe_tokens=100", "mixture.sketch=256",
-)  # fmt: skip
+    "model.encoder_layers=1",
+    "model.decoder_layers=1",
+    "model.width=16",
+    "model.inner=32",
+    "model.heads=2",
+    "train.tokens=400",
+    "train.batch_tokens=200",
+    "train.pool=4",
+    "train.warmup=5",
+    "train.log_every=3",
+    "train.save_every=4",
+    "train.max_steps=12",
+    "mixture.every=5",
+    "mixture.probe_tokens=100",
+    "mixture.sketch=256",
+)
 TIMES = ("seconds", "clock", "tokens_per_second")
 
 

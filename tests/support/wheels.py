@@ -14,9 +14,22 @@ from pathlib import Path
 SIZES = {"tur": 900, "rus": 1000, "aze": 460, "bel": 480}
 CODES = {"tur": "tr", "rus": "ru", "aze": "az", "bel": "be"}
 NOUNS = [
-    "server", "password", "file", "user", "page", "device", "light", "account", "folder", "key", "window", "image",
-    "network", "sensor", "message",
-]  # fmt: skip
+    "server",
+    "password",
+    "file",
+    "user",
+    "page",
+    "device",
+    "light",
+    "account",
+    "folder",
+    "key",
+    "window",
+    "image",
+    "network",
+    "sensor",
+    "message",
+]
 ADJECTIVES = ["new", "old", "small", "large", "open", "hidden", "local", "remote", "first", "last"]
 VERBS = ["needs", "shows", "opens", "removes", "changes", "finds", "sends", "keeps"]
 SYLLABLES = {
