@@ -107,19 +107,18 @@ def all_lines(found: list[Any]) -> list[str]:
 
 def openers(folder: Path, path: Path) -> Any:
     """Open a file as the commands do that read it. What was passed over, if that is how damage is met."""
-    from multidds.nmt.common.checksummed import sha256
+    from multidds.nmt.common.checksummed import check_files, sha256
     from multidds.nmt.config.config import load_config, read_run
     from multidds.nmt.evaluation import read_export, scores
     from multidds.nmt.prepare import Prepared, vocabulary
-    from multidds.nmt.prepare.catalogues.folder import Folder, check_made
+    from multidds.nmt.prepare.catalogues.folder import check_made, read_manifest
     from multidds.nmt.runs import checkpoints
     from multidds.nmt.runs.record_files import read_records
 
     if folder.name == "corpus":
         if path.suffix in (".tur", ".rus", ".eng") and path.exists():
             check_made(path, sha256(path))
-        with Folder(folder) as place:
-            return "" if place.whole() else path.name  # it is made again
+        return check_files(folder, read_manifest(folder), "it is made again") or ""
     if folder.name == "prepared":
         prepared = Prepared(load_config(folder.parent.parent / "recipe.toml", [f"data.folder={folder}"]))
         for pair in prepared.sizes:

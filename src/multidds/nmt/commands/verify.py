@@ -74,9 +74,7 @@ def _verified(folder: Path) -> Iterator[Verified]:
     elif PREPARED in names:
         yield _with_manifest(folder, "prepared data", read_manifest, "run 'multidds prepare' again.")
     elif CORPUS in names:
-        yield _with_manifest(
-            folder, "corpus", lambda path: read_corpus(path / CORPUS), "run 'multidds corpus catalogues' again."
-        )
+        yield _with_manifest(folder, "corpus", read_corpus, "run 'multidds corpus catalogues' again.")
     else:
         for inner in sorted(folder.iterdir()):
             if inner.is_dir() and not inner.is_symlink():

@@ -1,7 +1,7 @@
-"""Whether a file is whole: digests of files, and JSON files that end in a checksum of themselves.
+"""JSON files that end in a checksum of themselves, and folders with a manifest of such a kind.
 
-A sealed file is plain JSON whose last key is "checksum", the SHA-256 of all bytes before it: one file, one rename, and
-no byte of it can change unnoticed. What stands in other formats has its digest in a sealed file beside it.
+A checksummed file is plain JSON whose last key is "checksum", the SHA-256 of all bytes before it: one file, one rename,
+and no byte of it can change unnoticed. A manifest is one with the key "files": {name: SHA-256} of the files beside it.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DamagedError, UserError
-from .files import write_whole
+from .files import readable, write_whole
 
 _END = re.compile(rb',\n "checksum": "([0-9a-f]{64})"\n\}\n\Z')
 
 
 def checksummed(facts: Mapping[str, Any]) -> bytes:
-    """The facts, at least one, as the content of a sealed file."""
+    """Returns the content of a checksummed file with these facts, of which there must be one or more."""
     text = json.dumps(facts, indent=1, ensure_ascii=False).removesuffix("\n}")
     body = text.encode("utf-8", "surrogatepass")  # a path may be no valid text
     return body + f',\n "checksum": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
@@ -29,13 +29,15 @@ def write_checksummed(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_checksummed(path: Path, remedy: str) -> dict[str, Any]:
-    """The facts of a sealed file. `remedy` ends the sentence about a damaged one: what to do then."""
-    try:
+    """Reads the facts of a checksummed file.
+
+    path: the file.
+    remedy: the end of the error message if the file is damaged or missing.
+    """
+    if not path.exists():
+        raise DamagedError(f"{path}: is missing; {remedy}")
+    with readable(path):
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
     end = _END.search(content)
     if end is None:
         raise DamagedError(f"{path}: is damaged or of another version (it does not end in a checksum); {remedy}")
@@ -46,18 +48,44 @@ def read_checksummed(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    with readable(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_digest(path: Path, digest: str | None, remedy: str) -> None:
-    """A DamagedError with the remedy if the file is not there, or not the one whose digest this is."""
+    """Raises a DamagedError with the remedy if a file is missing or has another SHA-256."""
     if not path.is_file():
         raise DamagedError(f"{path}: is missing; {remedy}")
     if sha256(path) != digest:
         raise DamagedError(f"{path}: is damaged (its checksum does not fit); {remedy}")
+
+
+def check_files(folder: Path, manifest: Mapping[str, Any], remedy: str) -> None:
+    """Raises a DamagedError with the remedy if a file of a manifest is missing or has another SHA-256."""
+    for name, digest in manifest["files"].items():
+        check_digest(folder / name, digest, remedy)
+
+
+def read_own_folder(folder: Path, manifest: str, maker: str, remedy: str, cache: str = "") -> dict[str, Any] | None:
+    """Reads the manifest of a folder that may be replaced by a new one; None if there is nothing in it.
+
+    Raises a UserError if the folder holds a file that is not in its manifest.
+
+    folder: the folder.
+    manifest: the name of the manifest.
+    maker: the command that makes such folders.
+    remedy: the end of the error message if the manifest is damaged.
+    cache: the name of a folder in it that may hold anything.
+    """
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is not a folder; choose another.")
+    facts = read_checksummed(folder / manifest, remedy) if (folder / manifest).exists() else None
+    ours = set() if facts is None else {manifest, *facts["files"]}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        known = name.as_posix() in ours or name.parts[0] == cache
+        if not known and (path.is_symlink() or not path.is_dir()):
+            raise UserError(f"{folder}: holds {name.as_posix()!r}, which {maker!r} did not make; choose another.")
+    return facts

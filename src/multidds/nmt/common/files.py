@@ -1,7 +1,7 @@
-"""Files and folders that are written whole or not at all, and stay so if the machine stops a moment later.
+"""Files and folders that are written whole or not at all, and locks that keep a second writer out.
 
-What is being written stands beside its place as NAME.partial. A reader finds the old content or the new; after an
-error, a full disk included, nothing is left of the new, but where the work can go on. A lock keeps a second writer out.
+New content is written beside its place, as NAME.partial, and renamed when it is on the disk. A reader finds the old
+content or the new one; after an error, a full disk included, nothing is left of the new one (but see `resumed_folder`).
 """
 
 import contextlib
@@ -14,6 +14,22 @@ from .errors import UserError
 
 PARTIAL = ".partial"
 LOCK = ".lock"
+_OLD = ".old"
+
+
+@contextlib.contextmanager
+def readable(path: Path, what: str = "file") -> Iterator[None]:
+    """Turns an error of the block that reads a file into one line about that file.
+
+    path: the file.
+    what: a word for it, for the case that it does not exist.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such {what}.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -23,7 +39,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yields a path to write to, which takes the place of `path` when the block ends."""
+    """Yields a path to write to, which replaces `path` when the block ends."""
     make_folder(path.parent)
     partial = path.with_name(path.name + PARTIAL)
     try:
@@ -37,7 +53,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yields an empty folder to fill, which takes the place of `path` and of all that was in it when the block ends."""
+    """Yields an empty folder to fill, which replaces the folder `path` when the block ends."""
     partial = path.with_name(path.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     make_folder(path.parent)
@@ -52,21 +68,19 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def resumed_folder(path: Path, purpose: str) -> Iterator[Path]:
-    """Yields a folder beside `path`, whose folder "data" takes the place of `path` when the block ends.
+    """Yields a folder beside `path`, whose folder "data" replaces `path` when the block ends.
 
-    What a block that was interrupted has left for the same purpose is there again; who goes on says what of it can be
-    trusted. A UserError leaves nothing: something else has to be changed first.
+    After an interrupted block, the next one with the same purpose gets the same folder, with all that was written to
+    it; the block decides which of those files it can use. A UserError empties it: the input has to be changed first.
+
+    path: the folder to replace.
+    purpose: a text that identifies what is made.
     """
     partial = path.with_name(path.name + PARTIAL)
     stamp = partial / "purpose"
-    try:
-        same = stamp.read_text(encoding="utf-8") == purpose
-    except (OSError, UnicodeDecodeError):
-        same = False
-    if not same:
+    if not stamp.is_file() or stamp.read_bytes() != purpose.encode():
         shutil.rmtree(partial, ignore_errors=True)
-        make_folder(path.parent)
-        partial.mkdir()
+        make_folder(partial)
         write_whole(stamp, purpose)
     try:
         yield partial
@@ -77,31 +91,37 @@ def resumed_folder(path: Path, purpose: str) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
 
 
+def recover(path: Path) -> None:
+    """Puts a folder back that a killed process was just replacing."""
+    old = path.with_name(path.name + _OLD)
+    if old.exists() and not path.exists():
+        old.rename(path)
+
+
 def _replace(partial: Path, path: Path) -> None:
-    """A folder takes the place of another, which is there until then."""
-    old = path.with_name(path.name + ".old")
+    """Moves a folder to the place of another one."""
+    old = path.with_name(path.name + _OLD)
+    shutil.rmtree(old, ignore_errors=True)
     try:
         if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         move_into_place(partial, path)
     except BaseException:
-        if old.exists() and not path.exists():
-            old.rename(path)
+        recover(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
 def move_into_place(partial: Path, path: Path) -> None:
-    """Rename a file, or a folder with all that is in it, when it is on the disk; then the rename is there too."""
-    for written in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
+    """Renames a file or a folder once everything in it is on the disk, and waits until the new name is there too."""
+    for written in [*partial.rglob("*"), partial]:
         sync(written)
     partial.replace(path)
     sync(path.parent)
 
 
 def make_folder(path: Path) -> None:
-    """A folder and those above it, on the disk like what will be in it."""
+    """Makes a folder and those above it, on the disk."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -109,7 +129,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """What was written to a file, or renamed within a folder, is on the disk."""
+    """Waits until the content of a file, or the names in a folder, are on the disk."""
     folder = path.is_dir()
     with contextlib.suppress(OSError) if folder else contextlib.nullcontext():  # not every system can for folders
         handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
@@ -121,31 +141,32 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock file at `path`, or raise a UserError with the refusal at once if another process does.
+    """Holds a lock while the block runs. It ends with the process: the file that a killed one leaves locks nobody out.
 
-    The lock ends with the process, however it ends: a file that a dead one has left is in nobody's way.
+    path: the lock file.
+    refusal: the message of the UserError if another process holds the lock.
     """
     make_folder(path.parent)
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             take_lock(handle, refusal)
-            if _is_at(handle, path):
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
                 break
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # whoever held it has deleted it since
+        os.close(handle)  # its last holder deleted it in the meantime
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the folder may be gone; where open files cannot be deleted it stays
+        with contextlib.suppress(OSError):  # the folder is gone, or the system keeps open files
             path.unlink()
         os.close(handle)
 
 
 def take_lock(handle: int, refusal: str) -> None:
-    """Lock an open file or folder, or raise a UserError with the refusal. Closing it ends the lock."""
+    """Locks an open file until it is closed, or raises a UserError with the refusal."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -156,10 +177,3 @@ def take_lock(handle: int, refusal: str) -> None:
         raise UserError(refusal) from None
     except OSError:
         pass  # a file system without locks
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False

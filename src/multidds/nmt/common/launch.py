@@ -1,9 +1,8 @@
-"""The processes that a launcher (torchrun, accelerate launch) has started for one training: how they meet, and how they
-end together. What they agree on in between is `processes`. Does not import torch where there is no launcher.
+"""The processes that a launcher (torchrun, accelerate launch) starts for one training: one group, and one end.
 
-Every process waits, in a thread, for a farewell of the next one in the ring. Where the connection closes without it,
-that one is dead: the first to notice says so, and all end. So a death shows in any place at once, with any backend, and
-the collectives may take as long as they like.
+Every process waits, in a thread, for a message of the next one in a ring, which that one sends when it exits. If the
+connection closes without the message, the next process is dead: the first to notice prints it, and all exit. So a death
+is noticed at once, with any backend, and collectives may take any time. Without a launcher, torch is not imported.
 """
 
 import contextlib
@@ -22,17 +21,17 @@ from .errors import UserError
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what launchers set
-PATIENCE = 120.0  # seconds until all processes of a launch must have come
-_START = "multidds/start"  # where the store has the name of the newest start
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by launchers
+PATIENCE = 120.0  # seconds until all processes of a launch must have joined
+_START = "multidds/start"  # the key of the store with the name of the newest start
 _FOREVER = timedelta(days=365)  # a process may be slow: deaths are noticed otherwise
-_WORDS = threading.Lock()  # held by the thread that ends this process
+_EXIT = threading.Lock()  # held by the thread that ends this process
 
-_watch: "tuple[Store, Any, threading.Thread] | None" = None  # of a group: its store, the ring, and who watches
+_group: "tuple[Store, Any, threading.Thread] | None" = None  # its store, the ring, the thread that waits
 
 
 def launched() -> tuple[int, int]:
-    """(rank, number of processes) as the launcher says; 0 of 1 where there is none. Does not import torch."""
+    """Returns (rank, number of processes) of the launcher; (0, 1) without one."""
     if any(name not in os.environ for name in LAUNCHED):
         return 0, 1
     try:
@@ -46,8 +45,8 @@ def launched() -> tuple[int, int]:
 
 
 def form_group() -> None:
-    """Meet the other processes of the launch, if there are any. One line if they do not come."""
-    global _watch
+    """Joins the other processes of the launch, if there are any. Raises a UserError if they do not come."""
+    global _group
     rank, size = launched()
     if size == 1:
         return
@@ -58,24 +57,24 @@ def form_group() -> None:
     place = "{}:{}".format(*(os.environ[name] for name in LAUNCHED[2:]))
     try:
         store = (_opened if rank == 0 else _joined)(_store(PATIENCE), rank, size, place)
-        both = torch.cuda.is_available() and dist.is_nccl_available()
-        # What ranks tell each other is in main memory also where gradients are not: no step has to wait for a GPU.
-        backend = "cpu:gloo,cuda:nccl" if both else "gloo"
+        with_cuda = torch.cuda.is_available() and dist.is_nccl_available()
+        # Decisions of the ranks go through main memory (gloo), so that no step has to wait for a GPU.
+        backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)
         ring = dist.new_group(backend="gloo", timeout=_FOREVER)
     except (RuntimeError, ValueError) as error:  # also torch's own errors of stores and networks
         first = str(error).splitlines()[0]
         raise UserError(f"rank {rank} of {size} cannot form a group with the others at {place}: {first}") from None
     watcher = threading.Thread(target=_watch_next, args=(rank, size, ring), daemon=True)
-    _watch = store, ring, watcher
+    _group = store, ring, watcher
     with contextlib.suppress(ValueError):  # not in the main thread
-        # torchrun asks the others to end so when one has died; they should not go without a word.
+        # torchrun sends SIGTERM to the others when one has died; they still print why they exit.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     watcher.start()
 
 
 def _store(seconds: float) -> "Store":
-    """What all processes of this launch share, also before they are a group."""
+    """Returns the store that all processes of this launch share, also before they are a group."""
     from torch.distributed.rendezvous import rendezvous
 
     store: Store
@@ -83,12 +82,12 @@ def _store(seconds: float) -> "Store":
     return store
 
 
-# torchrun keeps one store over all restarts, and machines may count those differently. So the first process gives every
-# start a name, and opens it when all have come; the others come to the newest, until one is open that they came to.
+# torchrun keeps one store over all restarts, and machines may count those differently. So rank 0 gives every start a
+# name, and opens it when all have come; the others join the newest start, until one is open that they have joined.
 
 
 def _opened(store: "Store", rank: int, size: int, place: str) -> "Store":
-    """The part of the store that belongs to this start, by the first process."""
+    """Returns the part of the store for this start, on rank 0."""
     from torch.distributed.distributed_c10d import PrefixStore
 
     name = uuid.uuid4().hex
@@ -107,7 +106,7 @@ def _opened(store: "Store", rank: int, size: int, place: str) -> "Store":
 
 
 def _joined(store: "Store", rank: int, size: int, place: str) -> "Store":
-    """The same by the others."""
+    """Returns the part of the store for this start, on the other ranks."""
     from torch.distributed.distributed_c10d import PrefixStore
 
     mine, until = "", time.monotonic() + PATIENCE
@@ -124,7 +123,7 @@ def _joined(store: "Store", rank: int, size: int, place: str) -> "Store":
 
 
 def _watch_next(rank: int, size: int, ring: Any) -> None:
-    """Ends this process where the next one ends without a farewell."""
+    """Ends this process if the next one ends without its message."""
     import torch
     import torch.distributed as dist
 
@@ -133,16 +132,19 @@ def _watch_next(rank: int, size: int, ring: Any) -> None:
         dist.recv(torch.zeros(1), src=following, group=ring)
     except RuntimeError:
         text = f"multidds: rank {following} of {size} has ended, so all end; the same command goes on from the last "
-        # Without an agent of torchrun the store ends with rank 0, and only who watches that one knows why.
+        # Without an agent of torchrun the store ends with rank 0, and only the rank that watches it can report that.
         end(text + "checkpoint.", 1, lambda text: print(text, file=sys.stderr, flush=True), unasked=following == 0)
 
 
 def end(text: str, code: int, say: Callable[[str], None], unasked: bool = True) -> NoReturn:
-    """End this process after an error. Of all that end, the first says why.
+    """Ends this process after an error. The first process that ends prints why.
 
-    unasked: whether this one does where the others cannot be asked.
+    text: the message.
+    code: the exit code.
+    say: prints the message.
+    unasked: whether this process prints it if the others cannot be asked.
     """
-    with _WORDS:  # until the end: the other thread has nothing to add
+    with _EXIT:  # until the end: the other thread has nothing to add
         if _is_first(unasked):
             say(text)
         exit_process(code)
@@ -151,14 +153,14 @@ def end(text: str, code: int, say: Callable[[str], None], unasked: bool = True) 
 def _is_first(unasked: bool) -> bool:
     with contextlib.suppress(UserError, RuntimeError, ValueError, OSError):
         if launched()[1] > 1:
-            store = _watch[0] if _watch is not None else _store(10.0)
+            store = _group[0] if _group is not None else _store(10.0)
             return bool(store.add(f"multidds/ended/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}", 1) == 1)
     return unasked
 
 
 def exit_process(code: int | str | None) -> NoReturn:
-    """End this process. A group is not taken apart: torch can wait there for a thread that waits for the GIL."""
-    if _watch is None:
+    """Ends this process. The group is not destroyed: torch can wait there for a thread that waits for the GIL."""
+    if _group is None:
         raise SystemExit(code)
     if not code:  # else the others end with it
         _announce_exit()
@@ -169,21 +171,21 @@ def exit_process(code: int | str | None) -> NoReturn:
 
 
 def _announce_exit() -> None:
-    """And hear that of the next one: so nobody has left who is still to be told. gloo would wait for him for ever."""
+    """Sends the message to the rank before, and waits for that of the next: gloo would wait for a rank that is gone."""
     import torch
     import torch.distributed as dist
 
-    assert _watch is not None
+    assert _group is not None
     rank, size = launched()
-    _, ring, watcher = _watch
-    with contextlib.suppress(RuntimeError):  # the one before is dead, and so is the next one soon
+    _, ring, watcher = _group
+    with contextlib.suppress(RuntimeError):  # the rank before is dead, and so is the next one soon
         dist.send(torch.zeros(1), dst=(rank - 1) % size, group=ring)
     watcher.join()
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error says that another process could not be reached."""
-    if _watch is None or not isinstance(error, RuntimeError):
+    """Whether an error means that another process could not be reached."""
+    if _group is None or not isinstance(error, RuntimeError):
         return False
     import torch.distributed as dist
 
@@ -192,9 +194,9 @@ def is_loss(error: BaseException) -> bool:
 
 def is_formed() -> bool:
     """Whether this process is one of a group."""
-    return _watch is not None
+    return _group is not None
 
 
 def wait_for_launcher(seconds: float = 10.0) -> None:
-    """The thread that watches knows whom we have lost, if so it is, and ends this process in a moment."""
+    """Waits for the thread that watches the next rank: if that one is dead, it ends this process in a moment."""
     time.sleep(seconds)

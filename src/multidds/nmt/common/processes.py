@@ -1,6 +1,6 @@
-"""What the processes of a training tell each other. Alone, all of it is free.
+"""Sums and decisions over the processes of a training. In a single process they are free.
 
-It goes through main memory (gloo) also where gradients do not, so that no step has to wait for an accelerator.
+They go through main memory (gloo), also if gradients do not, so that no step has to wait for an accelerator.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,39 +17,42 @@ from .errors import UserError
 
 
 class Processes:
-    """Those of the group that there is now: all call the same methods in the same order."""
+    """The processes of the present group: all call the same methods in the same order."""
 
     def __init__(self) -> None:
         self.rank, self.size = rank_and_size()
 
     def summed(self, numbers: Sequence[float]) -> list[float]:
-        """Their sums over all processes."""
+        """Returns the sums of numbers over all processes."""
         if self.size == 1:
             return list(numbers)
         totals = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(totals)
-        found: list[float] = totals.tolist()
-        return found
+        sums: list[float] = totals.tolist()
+        return sums
 
     def any(self, here: bool) -> bool:
-        """Whether it is so in any of them: one decision of all."""
+        """Whether it is so in any process: one decision of all."""
         return self.summed([here])[0] > 0
 
-    def replicated(self, model: nn.Module, passed: Callable[[nn.Module], None]) -> nn.Module:
-        """The model with gradients that are means over the processes. passed: a pass through it that changes nothing.
+    def replicated(self, model: nn.Module, warm_up: Callable[[nn.Module], None]) -> nn.Module:
+        """Returns the model with gradients that are means over the processes.
 
         DDP puts gradients into buckets in the order of the first backward pass, and sums of three or more numbers
-        depend on their place in a bucket. After that pass, every step has the same ones.
+        depend on their place in a bucket. After the warm-up, every step has the same buckets.
+
+        model: the model.
+        warm_up: runs a forward and a backward pass that change nothing.
         """
         if self.size == 1:
             return model
         wrapped = DistributedDataParallel(model)
         wrapped.broadcast_buffers = False  # they are constants
-        passed(wrapped)
+        warm_up(wrapped)
         return wrapped
 
     def instead_of(self, before: int) -> str:
-        """What to say where they go on with a training of another number of processes."""
+        """Returns the end of a message about a training that is resumed with another number of processes."""
         if self.size == before:
             return ""
         return (
@@ -58,21 +61,21 @@ class Processes:
         )
 
     def meet(self) -> None:
-        """Go on when all are here."""
+        """Waits until all processes are here."""
         self.summed([0.0])
 
     def gathered(self, value: Any) -> list[Any]:
-        """The values of all, by rank."""
+        """Returns the values of all processes, by rank."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def check_same(self, values: Mapping[str, Any]) -> None:
-        """Refuse to train together on different things. values: {what: value}."""
+        """Raises a UserError if a process has another value than rank 0. values: {what: value}."""
         first, *others = self.gathered(values)
-        for rank, found in enumerate(others, start=1):
-            if different := [what for what in first if found[what] != first[what]]:
+        for rank, theirs in enumerate(others, start=1):
+            if different := [what for what in first if theirs[what] != first[what]]:
                 raise UserError(
                     f"rank {rank} has another {different[0]} than rank 0. All machines need the same recipe, and one "
                     "file system for the data and the run."

@@ -1,14 +1,15 @@
-"""Consoles, bars, tables, and the two displays of a training. Text from data is escaped here.
+"""Consoles, bars, tables, and the displays of a training. Text from data is escaped here.
 
 Does not import torch.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from .escaping import printable
@@ -17,17 +18,23 @@ out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
 
 
 def escaped(text: str) -> str:
-    """Text from data or configs, as a part of what rich reads as markup."""
+    """Returns text from data or configs for use in the markup of rich."""
     return escape(printable(text))
 
 
 def say(text: str, console: Console = out) -> None:
-    """A line of plain text."""
+    """Prints a line of plain text."""
     console.print(printable(text), markup=False, highlight=False)
 
 
 def new_table(headings: Sequence[str], left: Collection[str], title: str | None = None, **column: Any) -> Table:
-    """A table without rows. The columns named in `left` are text, the others numbers; `column`: options of all."""
+    """Returns a table without rows.
+
+    headings: of the columns.
+    left: the headings of columns with text; the others have numbers.
+    title: of the table.
+    column: options of all columns.
+    """
     table = Table(title=None if title is None else escaped(title))
     for heading in headings:
         table.add_column(escaped(heading), justify="left" if heading in left else "right", **column)
@@ -36,9 +43,7 @@ def new_table(headings: Sequence[str], left: Collection[str], title: str | None 
 
 @contextmanager
 def bar(title: str) -> Iterator[Any]:
-    """say(what, done, total): a bar on a terminal, nothing elsewhere."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
+    """Yields a function (what, done, total), which moves a bar on a terminal, and does nothing elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(title, total=None)
@@ -47,15 +52,13 @@ def bar(title: str) -> Iterator[Any]:
 
 @contextmanager
 def spinner() -> Iterator[Any]:
+    """Yields a function that shows a text while something is done."""
     with err.status("") as status:
         yield lambda text: status.update(escaped(text))
 
 
-class Plain:
-    """A training as quiet lines, for logs."""
-
-    def __enter__(self) -> "Plain":
-        return self
+class Plain(AbstractContextManager["Plain"]):
+    """A training as plain lines, for logs."""
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -66,29 +69,28 @@ class Plain:
     def line(self, text: str) -> None:
         print(printable(text), flush=True)
 
-    log = line
+    def log(self, text: str) -> None:
+        self.line(text)
 
 
 class Quiet(Plain):
-    """A training that another process tells about."""
+    """A training that another process displays."""
 
     def line(self, text: str) -> None:
         pass
 
-    log = line
 
-
-class Terminal:
+class Terminal(AbstractContextManager["Terminal"]):
     """A training as a bar with speed, loss, mixture and the time left."""
 
-    def __enter__(self) -> "Terminal":
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
+    def __init__(self) -> None:
         columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         self._progress = Progress(*columns, console=out, transient=True)
-        self._progress.start()
         self._task = self._progress.add_task("", total=1.0)
         self._facts: dict[str, Any] = {}
+
+    def __enter__(self) -> "Terminal":
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:

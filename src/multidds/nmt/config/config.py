@@ -1,6 +1,6 @@
-"""One TOML file per run, as typed, validated models. Every key has a comment in a recipe: the recipes are the manual.
+"""The config of a run: one TOML file as typed, validated models, and the messages about mistakes in it.
 
-Owns what a config may say, and the sentences that users get when it says something else. Does not import torch.
+Every key has a comment in a recipe: the recipes are the manual. Does not import torch.
 """
 
 import difflib
@@ -9,6 +9,7 @@ import re
 import reprlib
 import tomllib
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..common.checksummed import read_checksummed
 from ..common.errors import UserError
 from ..common.escaping import file_name
+from ..common.files import readable
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 VOCABULARY = "vocabulary"  # the folder of a run with its vocabularies and sentencepiece models
@@ -37,7 +39,7 @@ class Section(BaseModel):
 
 
 class Pair(Section):
-    """A language pair: what the core calls a dataset."""
+    """A language pair, which is a dataset of the mixture."""
 
     source: Language
     target: Language
@@ -63,7 +65,7 @@ class Data(Section):
     @model_validator(mode="before")
     @classmethod
     def _read_pairs(cls, given: Any) -> Any:
-        """Pairs may be written "aze-eng", or as tables where a language code has a hyphen."""
+        """Reads pairs as "aze-eng", or as tables if a language code has a hyphen."""
         if isinstance(given, dict) and isinstance(given.get("pairs"), (list, tuple)):
             pairs = []
             for pair in given["pairs"]:
@@ -101,6 +103,12 @@ class Data(Section):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(pair.name for pair in self.pairs)
+
+    @cached_property
+    def shared_language(self) -> str:
+        """The language that all pairs have on a side; the first target if there is not just one."""
+        shared = set.intersection(*({pair.source, pair.target} for pair in self.pairs))
+        return shared.pop() if len(shared) == 1 else self.pairs[0].target
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -226,7 +234,7 @@ class MixtureSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _choose_prior(cls, given: Any) -> Any:
-        """All but the default and its control start from the sizes as they are where nothing is said."""
+        """Sets the default prior: proportional to the sizes, except for the default method and its control."""
         if isinstance(given, dict) and given.get("method", "anchored") not in ("anchored", "shuffled"):
             return {"prior": "proportional", **given}
         return given
@@ -302,7 +310,7 @@ class Config(Section):
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, apply `section.key=value` overrides, validate."""
+    """Reads a recipe, applies `section.key=value` overrides, and validates it."""
     table = read_toml(path, "the recipe")
     for override in overrides:
         _apply(table, override)
@@ -310,18 +318,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Reads a TOML file. what: a word for it, for the error if it is a folder."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give {what}, a .toml file.")
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file.") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a folder; give {what}, a .toml file.") from None
-    except ValueError as error:  # also bytes that are no text, and numbers of thousands of digits
+        with readable(path):
+            return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers of thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}.") from None
-    except RecursionError:
-        raise UserError(f"{path}: not valid TOML: it is nested too deeply.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
 
 
 def parse_config(table: dict[str, Any], where: str) -> Config:
@@ -332,12 +336,11 @@ def parse_config(table: dict[str, Any], where: str) -> Config:
 
 
 def read_run(folder: Path) -> tuple[Config, dict[str, Any]]:
-    """The config of an existing run, and the other facts of its config.json."""
+    """Reads config.json of a run: (its config, all facts)."""
     path = folder / "config.json"
-    try:
-        facts = read_checksummed(path, "restore it from a copy, or train again in another folder.")
-    except FileNotFoundError:
-        raise UserError(f"{folder}: is not a run (there is no config.json).") from None
+    if not path.exists():
+        raise UserError(f"{folder}: is not a run (there is no config.json).")
+    facts = read_checksummed(path, "restore it from a copy, or train again in another folder.")
     return parse_config(facts.get("config", {}), str(path)), facts
 
 
@@ -361,10 +364,10 @@ def _apply(table: dict[str, Any], override: str) -> None:
 
 
 def sentence(error: ValidationError, root: type[Section] = Config) -> str:
-    """The first problem as one line, with a suggestion where a key is unknown."""
+    """Returns the first problem as one line, with a suggestion if a key is unknown."""
     problems = error.errors()
-    # A misspelt key first: it is why another one is missing.
-    problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])
+    # A misspelt key comes first: because of it, another one is missing.
+    problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     place = [str(part) for part in problem["loc"]] or ["config"]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     what = "key" if where or root is not Config else "section"
@@ -390,6 +393,7 @@ def sentence(error: ValidationError, root: type[Section] = Config) -> str:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
+    """Returns the end of a message about an unknown word: the nearest known one, or all if they are few."""
     close = difflib.get_close_matches(word, known, n=1)
     if close:
         return f" Did you mean {close[0]!r}?"

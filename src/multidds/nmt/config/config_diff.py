@@ -1,54 +1,44 @@
-"""What differs between two configs, and whether a run of the one may go on with the other."""
+"""The keys in which two configs differ, and whether a run may be resumed with another config."""
 
 import json
 from typing import Any
 
 from .config import Config
 
-# What may differ between the config of a run and the one it is to go on with.
 MAY_GROW = ("train.max_steps", "train.max_epochs")
-HARMLESS = ("data.setting", "train.threads", "train.save_every", "train.keep", "train.log_every", "translate.beam",
-            "translate.length_penalty", "translate.long_lines")  # fmt: skip
+# Keys that do not change the result of a training.
+HARMLESS = (
+    "data.setting",
+    "train.threads",
+    "train.save_every",
+    "train.keep",
+    "train.log_every",
+    "translate.beam",
+    "translate.length_penalty",
+    "translate.long_lines",
+)
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:
-    """The keys, as section.key, whose values differ."""
-
-    def flat(config: Config) -> dict[str, Any]:
-        dumped = json.loads(config.model_dump_json())
-        return {f"{section}.{key}": value for section, keys in dumped.items() for key, value in keys.items()}
-
-    a, b = flat(old), flat(new)
-    chosen = (
-        ("mixture.every", "mixture.probe_tokens") if a["mixture.probe_budget"] else ()
-    )  # by the budget, not by hand
-    same_budget = a["mixture.probe_budget"] == b["mixture.probe_budget"]
-    unused = "examples." if a["examples.method"] == b["examples.method"] == "none" else None
-    return [
-        key
-        for key in a
-        if a[key] != b[key] and not (same_budget and key in chosen) and not (unused and key.startswith(unused))
-    ]
+    """Returns the keys, as section.key, whose values differ and are used."""
+    before, after = _flat(old), _flat(new)
+    unused: set[str] = set()
+    if before["mixture.probe_budget"] and before["mixture.probe_budget"] == after["mixture.probe_budget"]:
+        unused |= {"mixture.every", "mixture.probe_tokens"}  # chosen by the budget
+    if before["examples.method"] == after["examples.method"] == "none":
+        unused |= {key for key in before if key.startswith("examples.")}
+    return [key for key in before if before[key] != after[key] and key not in unused]
 
 
-def with_data(key: str, old: Config, new: Config) -> bool:
-    """Whether a key may change together with the data: what they are, where they are, numbers of single pairs."""
-    section, name = key.split(".")
-    if key in ("mixture.probabilities", "mixture.priority"):
-        by_pair = all(isinstance(getattr(config.mixture, name), dict) for config in (old, new))
-        return by_pair and set(old.data.names) != set(new.data.names)
-    return section in ("data", "vocabulary") and key != "vocabulary.kind"
+def _flat(config: Config) -> dict[str, Any]:
+    sections = json.loads(config.model_dump_json())
+    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 
-def forbidden_changes(old: Config, new: Config, changed_data: bool = False) -> list[str]:
-    """The keys that keep a run of the old config from going on with the new one, or with its changed data."""
+def forbidden_changes(old: Config, new: Config) -> list[str]:
+    """Returns the keys that keep a run of the old config from being resumed with the new one."""
+    before, after = _flat(old), _flat(new)
     changed = [key for key in changed_keys(old, new) if key not in HARMLESS]
-    if changed_data:
-        changed = [key for key in changed if not with_data(key, old, new)]
-    for key in MAY_GROW:
-        if key in changed:
-            section, name = key.split(".")
-            before, now = (getattr(getattr(config, section), name) for config in (old, new))
-            if now == 0 or (before and now >= before):
-                changed.remove(key)
-    return changed
+    # 0 means no limit.
+    grown = [key for key in MAY_GROW if after[key] == 0 or 0 < before[key] <= after[key]]
+    return [key for key in changed if key not in grown]

@@ -17,10 +17,7 @@ _REMEDY = "run 'multidds evaluate' again."
 
 def read_scores(run: Path) -> dict[str, Any] | None:
     """The scores of a run; None if it was not evaluated."""
-    try:
-        return read_checksummed(run / FILE, _REMEDY)
-    except FileNotFoundError:
-        return None
+    return read_checksummed(run / FILE, _REMEDY) if (run / FILE).exists() else None
 
 
 def check_texts(run: Path, scores: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Lines of text to the token numbers of a shard. prepare.py says which lines, and starts the processes that do it.
+"""Lines of text to the token numbers of a shard.
 
-Training and dev sets are filtered and become tokens; test sets stay text. Does not import torch.
+Sentence pairs of training and dev sets are filtered and become tokens; test sets stay text. Does not import torch.
 """
 
 import struct
@@ -26,7 +26,8 @@ from .vocabulary import UNKNOWN, load_model, load_vocabulary, model_digests, mod
 if TYPE_CHECKING:
     import sentencepiece
 
-_MODELS = 16  # of sentencepiece that a process keeps: those of a few languages, not of ten thousand
+_MODELS = 16  # sentencepiece models that a process keeps: those of a few languages, not of ten thousand
+_COUNTS = ("pairs", "source tokens", "target tokens", "longer")
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Encoder:
 
     @classmethod
     def load(cls, config: Config, folder: Path, language: str, side: str) -> "Encoder":
-        """Of the models and the vocabulary in a folder."""
+        """Loads the encoder of a language for "source" or "target" from a prepared folder."""
         model = load_model(folder, model_of(config, language))
         return cls.of(config, model, _numbered(load_vocabulary(folder)[side]))
 
@@ -49,11 +50,12 @@ class Encoder:
         return cls(model, np.array(numbers, dtype=token_type(len(tokens))))
 
     def encode(self, texts: list[str]) -> list[Numbers]:
+        """Returns the tokens of each text."""
         tokens, lengths = self.encode_flat([text.strip() for text in texts])
         return np.split(tokens, np.cumsum(lengths)[:-1]) if texts else []
 
     def encode_flat(self, texts: list[str]) -> tuple[Numbers, Numbers]:
-        """(the tokens of all texts in a row, tokens of each): making an array per text is slow."""
+        """Returns (the tokens of all texts in a row, tokens of each): making an array per text is slow."""
         # One thread: the other cores have processes of their own.
         ids = self.model.encode(texts, out_type=int, num_threads=1)
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -63,9 +65,10 @@ class Encoder:
 
 
 class ShardEncoder:
-    """Encodes for one config and one folder. A process has one: models and vocabularies are read once, not per shard.
+    """The encoder of a process: it reads vocabularies once, and keeps the models of a few languages.
 
-    It keeps the models of a few languages; a shard takes its language pairs one after another.
+    config: of the run.
+    folder: with the vocabulary and the models, where shards are written.
     """
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -76,7 +79,7 @@ class ShardEncoder:
         self._encoder = lru_cache(maxsize=_MODELS)(self._load)
 
     def encode(self, shard: Shard) -> dict[str, Any]:
-        """Lines of language pairs to a shard; returns its digest, and what was counted in it and in every span."""
+        """Writes a shard. Returns its digest, its tokens, and the counts of every span."""
         types = [token_type(len(self._tokens[side])) for side in ("source", "target")]
         with ShardWriter(self._folder / shard.file, types) as writer:
             spans = [self._encode_span(span, shard.split, writer) for span in shard.spans]
@@ -94,14 +97,11 @@ class ShardEncoder:
             encoded = [encoder.encode_flat(column) for encoder, column in zip(encoders, texts, strict=True)]
             lengths = np.stack([sizes for _, sizes in encoded], axis=1)  # [pairs, 2]
             kept = _kept(data, lengths, dropped)
-            tokens = [numbers for numbers, _ in encoded]
-            if not kept.all():
-                tokens = [numbers[np.repeat(kept, sizes)] for numbers, sizes in encoded]
-                lengths = lengths[kept]
-            writer.add(tokens[0], tokens[1], lengths)
+            source, target = (tokens[np.repeat(kept, sizes)] for tokens, sizes in encoded)
+            lengths = lengths[kept]
+            writer.add(source, target, lengths)
             longer = int(np.maximum(lengths[:, 0] + self._tags, lengths[:, 1]).sum())
-            both = {"source tokens": len(tokens[0]), "target tokens": len(tokens[1])}
-            counts.update({"pairs": len(lengths), **both, "longer": longer})
+            counts.update(dict(zip(_COUNTS, (len(lengths), len(source), len(target), longer), strict=True)))
             longest = np.maximum(longest, lengths.max(axis=0, initial=0))
         return {**counts, "dropped": dict(+dropped), "longest": longest.tolist()}
 
@@ -109,42 +109,33 @@ class ShardEncoder:
         return Encoder.of(self._config, load_model(self._folder, name, self._digests), self._tokens[side])
 
 
-def counted(spans: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was counted in all spans of a split of a language pair: pairs and tokens, what was dropped and why.
+def total_counts(spans: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the sums over all spans of a split of a language pair.
 
-    "longer" are the tokens of the longer side of every pair, a tag for the target language included.
+    "longer" are the tokens of the longer side of every sentence pair, with a tag if there are several targets.
     """
-    keys = ("pairs", "source tokens", "target tokens", "longer")
-    total: dict[str, Any] = {"pairs": 0, "dropped": Counter[str](), **dict.fromkeys(keys[1:], 0), "longest": [0, 0]}
+    total: dict[str, Any] = {"pairs": 0, "dropped": Counter[str](), **dict.fromkeys(_COUNTS[1:], 0), "longest": [0, 0]}
     for span in spans:
-        for key in keys:
+        for key in _COUNTS:
             total[key] += span.get(key, 0)
         total["dropped"].update(span["dropped"])
         total["longest"] = [max(both) for both in zip(total["longest"], span["longest"], strict=True)]
     return {**total, "dropped": dict(total["dropped"])}
 
 
-def keep_texts(config: Config, pairs: Sequence[Pair], folder: Path) -> dict[str, Any]:
-    """Test sets are scored against the raw references, so nothing is dropped and nothing is changed."""
-    found = [_keep_text(config, pair, folder) for pair in pairs]
-    files = [f"{file_name(pair.name)}.test.{side}.txt" for pair in pairs for side in ("source", "target")]
-    return {"files": {name: sha256(folder / name) for name in files}, "pairs": found}
-
-
-def _keep_text(config: Config, pair: Pair, folder: Path) -> int:
-    count = 0
-    stem = folder / f"{file_name(pair.name)}.test"
-    with (
-        open(f"{stem}.source.txt", "w", encoding="utf-8", newline="\n") as source_file,
-        open(f"{stem}.target.txt", "w", encoding="utf-8", newline="\n") as target_file,
-    ):
-        for _, source, target in read_pairs(config.data, pair, "test"):
-            source_file.write(source.replace("\r", " ") + "\n")
-            target_file.write(target.replace("\r", " ") + "\n")
-            count += 1
-    if count == 0:
-        raise UserError(f"{files_of(config.data, pair, 'test')[0]}: the test set of {pair.name!r} is empty.")
-    return count
+def copy_tests(config: Config, pairs: Sequence[Pair], folder: Path) -> dict[str, Any]:
+    """Copies test sets, unfiltered: translations are scored against the raw text. Returns digests and sizes."""
+    facts: dict[str, Any] = {"files": {}, "pairs": {}}
+    for pair in pairs:
+        texts = [(source, target) for _, source, target in read_pairs(config.data, pair, "test")]
+        if not texts:
+            raise UserError(f"{files_of(config.data, pair, 'test')[0]}: the test set of {pair.name!r} is empty.")
+        for column, side in enumerate(("source", "target")):
+            path = folder / f"{file_name(pair.name)}.test.{side}.txt"
+            path.write_bytes("".join(both[column].replace("\r", " ") + "\n" for both in texts).encode())
+            facts["files"][path.name] = sha256(path)
+        facts["pairs"][pair.name] = len(texts)
+    return facts
 
 
 def _numbered(tokens: Sequence[str]) -> dict[str, int]:
@@ -160,14 +151,13 @@ def _without_empty(columns: Sequence[list[str]], dropped: Counter[str]) -> Seque
 
 
 def _kept(data: Data, lengths: Numbers, dropped: Counter[str]) -> Numbers:
-    """Which of the pairs with these lengths are good; the others are counted under the first reason that fits."""
+    """Returns which sentence pairs of these lengths are kept; the others are counted under their first reason."""
     shorter, longer = np.minimum(lengths[:, 0], lengths[:, 1]), np.maximum(lengths[:, 0], lengths[:, 1])
     kept = np.ones(len(lengths), dtype=bool)
     reasons = {"empty side": shorter == 0, "too long": longer > data.max_length}
     if data.max_ratio:
         reasons["length ratio"] = longer > data.max_ratio * shorter
     for reason, bad in reasons.items():
-        if bad.any():
-            dropped[reason] += int((kept & bad).sum())
-            kept &= ~bad
+        dropped[reason] += int((kept & bad).sum())
+        kept &= ~bad
     return kept

@@ -1,8 +1,7 @@
 """From text to a prepared folder: sentencepiece models, vocabularies, shards of tokens, and a manifest of all of it.
 
-Everything is made beside the final folder, which it replaces when it is whole: nobody takes an interrupted call for a
-finished one. The next call goes on behind what is finished, task by task (tasks.py). The manifest has a digest of every
-file, which is checked when the file is first read. encoding.py makes the shards. Does not import torch.
+Everything is made beside the final folder, which it replaces when it is whole. After an interrupted call the next one
+goes on, task by task (`resumable_tasks`). Does not import torch.
 """
 
 import hashlib
@@ -15,24 +14,24 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..common.checksummed import check_digest, checksummed, read_checksummed, sha256
+from ..common.checksummed import check_files, checksummed, read_own_folder, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
-from ..common.files import LOCK, PARTIAL, locked, resumed_folder
+from ..common.files import LOCK, PARTIAL, locked, recover, resumed_folder
 from ..config.config import Config
 from .catalogues.folder import check_made
-from .encode import ShardEncoder, counted, keep_texts
+from .encode import ShardEncoder, copy_tests, total_counts
 from .prepared import AGAIN, AWAY, LAYOUT, MANIFEST, prepared_settings
-from .resumable_tasks import DeadWorkerError, Facts, Task, TaskFolder, finish, pool_of, start_worker
+from .resumable_tasks import DeadWorkerError, Facts, Task, TaskFolder, finish, start_pool, start_worker
 from .shard_plan import Shard, shards_of
 from .subwords import copy_model, train_model, write_vocabularies
 from .text_files import Input, files_of, scan_inputs
 from .vocabulary import FILE as VOCABULARY
 from .vocabulary import model_digests, model_file, models_of, start_vocabulary
 
-_TEXTS = 64  # test sets in one task
+_TESTS_PER_TASK = 64  # test sets
 
-Say = Callable[[str, int, int], None]  # what is done, how many of how many tasks
+Say = Callable[[str, int, int], None]  # what is done, tasks done, tasks in all
 
 
 def prepare(
@@ -41,9 +40,14 @@ def prepare(
     progress: Say | None = None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> bool:
-    """Prepare the data of a config. Returns False where everything was there already and nothing had changed.
+    """Prepares the data of a config. Returns False if everything was there already and nothing had changed.
 
-    What is damaged is made again; `notice` is told. What an interrupted call has finished is not.
+    Files that are damaged are made again; tasks that an interrupted call has finished are not.
+
+    config: of the run.
+    processes: their number; by default one per core.
+    progress: called with (what is done, tasks done, tasks in all).
+    notice: called with a message about a damaged file.
     """
     folder = config.data.folder.resolve()  # a link stays a link
     if folder == Path.cwd():
@@ -53,38 +57,38 @@ def prepare(
     say = progress or (lambda what, done, total: None)
     say("reading", 0, 1)
     inputs = scan_inputs(config)
-    for path, found in inputs.items():
-        check_made(Path(path), found.digest)
+    for path, scanned in inputs.items():
+        check_made(Path(path), scanned.digest)
     fingerprint = _fingerprint(config, inputs)
     leftovers = folder.with_name(folder.name + PARTIAL)
     if _is_there(folder, fingerprint, notice) and not leftovers.exists():
         return False
     with locked(folder.with_name(folder.name + LOCK), f"{folder}: is being prepared by another process."):
-        if _is_there(folder, fingerprint, lambda text: None):  # made while we looked
+        recover(folder)
+        if _is_there(folder, fingerprint, lambda text: None):  # made in the meantime
             shutil.rmtree(leftovers, ignore_errors=True)
             return False
         shards = shards_of(config, inputs)
         try:
             with resumed_folder(folder, f"{fingerprint} {len(shards)}") as beside:
                 place = TaskFolder(beside)
-                manifest = _build(config, shards, place, processes, say)
-                digests = {path: found.digest for path, found in inputs.items()}
+                manifest = _build(config, shards, place, processes or os.cpu_count() or 1, say)
                 manifest |= {"layout": LAYOUT, "fingerprint": fingerprint, "settings": prepared_settings(config)}
+                manifest |= {"inputs": {path: scanned.digest for path, scanned in inputs.items()}}
                 place.delete_except(manifest["files"])
-                (place.data / MANIFEST).write_bytes(checksummed(manifest | {"inputs": digests}))
+                (place.data / MANIFEST).write_bytes(checksummed(manifest))
         except DeadWorkerError:
             raise UserError("a worker process died, perhaps for want of memory; try --processes 1.") from None
     return True
 
 
 def _is_there(folder: Path, fingerprint: str, notice: Callable[[str], None]) -> bool:
-    """Whether just this is prepared there, and whole."""
-    manifest = _checked_manifest(folder)
+    """Whether the data of this fingerprint are in the folder, every byte of them."""
+    manifest = read_own_folder(folder, MANIFEST, "multidds prepare", AWAY)
     if manifest is None or manifest["layout"] != LAYOUT or manifest["fingerprint"] != fingerprint:
         return False
     try:
-        for name, digest in manifest["files"].items():
-            check_digest(folder / name, digest, AGAIN)
+        check_files(folder, manifest, AGAIN)
     except DamagedError as error:
         notice(f"{error} Doing so now.")
         return False
@@ -92,64 +96,47 @@ def _is_there(folder: Path, fingerprint: str, notice: Callable[[str], None]) -> 
 
 
 def _fingerprint(config: Config, inputs: Mapping[str, Input]) -> str:
-    """What the result depends on: the settings, the content of every input file, and the versions that made it."""
+    """Returns a hash of the settings, of every input file and of the versions that the result depends on."""
     import sentencepiece
 
-    digests = {path: found.digest for path, found in inputs.items()}
+    digests = {path: scanned.digest for path, scanned in inputs.items()}
     parts = [LAYOUT, sentencepiece.__version__, prepared_settings(config), digests]
     if (start := start_vocabulary(config)) is not None:
         parts.append(sha256(start / VOCABULARY))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _checked_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a prepared folder; None where there is nothing yet. A folder with anything else is refused."""
-    if not folder.exists():
-        return None
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is not a folder; choose another [data] folder.")
-    entries = {path.name for path in folder.iterdir()}
-    manifest = read_checksummed(folder / MANIFEST, AWAY) if MANIFEST in entries else {"files": {}}
-    ours = {*manifest["files"], *([MANIFEST] if manifest["files"] else [])}
-    if strangers := sorted(entries - ours):
-        raise UserError(
-            f"{folder}: holds {strangers[0]!r}, which 'multidds prepare' did not make; choose another [data] folder."
-        )
-    return manifest if manifest["files"] else None
-
-
 def _build(config: Config, shards: list[Shard], place: TaskFolder, processes: int, say: Say) -> Facts:
-    """Everything but the manifest, whose contents it returns."""
-    names, tested = models_of(config), config.data.pairs if config.data.test else ()
-    texts = [tested[i : i + _TEXTS] for i in range(0, len(tested), _TEXTS)]
+    """Makes everything but the manifest. Returns the facts of the manifest."""
     start = start_vocabulary(config)
-    there = {} if start is None else model_digests(start)
-    first: dict[str, Task] = {
-        f"sentencepiece {file_name(name)}": partial(_do, copy_model if model_file(name) in there else train_model, name)
-        for name in names
-    }
-    first |= {f"test-{i:05}": partial(_do, keep_texts, some) for i, some in enumerate(texts)}
+    copied = {} if start is None else model_digests(start)
+    first: dict[str, Task] = {}
+    for name in models_of(config):
+        make_model = copy_model if model_file(name) in copied else train_model
+        first[f"sentencepiece {file_name(name)}"] = partial(_do, make_model, name)
+    tested = config.data.pairs if config.data.test else ()
+    for number, begin in enumerate(range(0, len(tested), _TESTS_PER_TASK)):
+        first[f"test-{number:05}"] = partial(_do, copy_tests, tested[begin : begin + _TESTS_PER_TASK])
     then: dict[str, Task] = {shard.name: partial(_do, _encode, shard) for shard in shards}
-    number, total = count(1), len(first) + len(then)
-    with pool_of(processes or os.cpu_count() or 1, partial(_start, config)) as pool:
-        facts = finish(pool, place, first, lambda name: say(name, next(number), total))
+    done, total = count(1), len(first) + len(then)
+    with start_pool(processes, partial(_start, config)) as pool:
+        facts = finish(pool, place, first, lambda name: say(name, next(done), total))
         sizes = write_vocabularies(config, place.data)
-        facts |= finish(pool, place, then, lambda name: say(name, next(number), total))
-    files = {name: digest for found in facts.values() for name, digest in found["files"].items()}
+        facts |= finish(pool, place, then, lambda name: say(name, next(done), total))
+    files = {name: digest for task in facts.values() for name, digest in task["files"].items()}
     files[VOCABULARY] = sha256(place.data / VOCABULARY)
-    tests = [pairs for name in first if name.startswith("test-") for pairs in facts[name]["pairs"]]
+    test_sizes = {name: size for task in facts.values() for name, size in task.get("pairs", {}).items()}
     return {
         "direction": config.data.direction,
-        "pairs": _counts(config, shards, facts, tests),
+        "pairs": _counts(config, shards, facts, test_sizes),
         "vocabulary": sizes,
-        "limited": {name: size for found in facts.values() for name, size in found.get("limited", {}).items()},
+        "limited": {name: size for task in facts.values() for name, size in task.get("limited", {}).items()},
         "shards": _listed(config, shards, facts),
         "files": dict(sorted(files.items())),
     }
 
 
-# What a process of the pool works for.
-_config: Config
+_config: Config  # of the tasks of a process of the pool: ten thousand language pairs are sent once, not with every task
 
 
 def _start(config: Config) -> None:
@@ -171,32 +158,32 @@ def _encoder(folder: Path) -> ShardEncoder:
     return ShardEncoder(_config, folder)
 
 
-def _counts(config: Config, shards: list[Shard], facts: Mapping[str, Facts], tests: list[int]) -> dict[str, Any]:
-    """{language pair: {split: what was counted}}. A UserError where nothing is left."""
-    found: dict[tuple[str, str], list[Facts]] = {}
+def _counts(
+    config: Config, shards: list[Shard], facts: Mapping[str, Facts], test_sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns {language pair: {split: counts}}. Raises a UserError if a split is empty."""
+    spans: dict[tuple[str, str], list[Facts]] = {}
     for shard in shards:
-        for span, there in zip(shard.spans, facts[shard.name]["spans"], strict=True):
-            found.setdefault((span.pair.name, shard.split), []).append(there)
-    counts: dict[str, Any] = {}
-    for i, pair in enumerate(config.data.pairs):
-        counts[pair.name] = {split: counted(found.get((pair.name, split), [])) for split in ("train", "dev")}
-        for split, of_split in counts[pair.name].items():
-            if of_split["pairs"] == 0:
+        for span, counts in zip(shard.spans, facts[shard.name]["spans"], strict=True):
+            spans.setdefault((span.pair.name, shard.split), []).append(counts)
+    totals: dict[str, Any] = {}
+    for pair in config.data.pairs:
+        totals[pair.name] = {split: total_counts(spans.get((pair.name, split), [])) for split in ("train", "dev")}
+        for split, counts in totals[pair.name].items():
+            if counts["pairs"] == 0:
                 path = files_of(config.data, pair, split)[0]
                 raise UserError(f"{path}: no usable sentence pair for the {split} set of {pair.name!r}.")
-        if tests:
-            counts[pair.name]["test"] = {"pairs": tests[i], "dropped": {}}
-    return counts
+        if pair.name in test_sizes:
+            totals[pair.name]["test"] = {"pairs": test_sizes[pair.name], "dropped": {}}
+    return totals
 
 
 def _listed(config: Config, shards: list[Shard], facts: Mapping[str, Facts]) -> dict[str, list[Facts]]:
-    """{split: its shards}: the file, its tokens on both sides, [number of a language pair, sentence pairs] in a row."""
-    numbers = {pair.name: i for i, pair in enumerate(config.data.pairs)}
+    """Returns {split: its shards}: file, tokens of both sides, [number of a language pair, sentence pairs] in a row."""
+    numbers = {pair.name: number for number, pair in enumerate(config.data.pairs)}
     listed: dict[str, list[Facts]] = {"train": [], "dev": []}
     for shard in shards:
-        found = facts[shard.name]
-        spans = [
-            [numbers[span.pair.name], there["pairs"]] for span, there in zip(shard.spans, found["spans"], strict=True)
-        ]
-        listed[shard.split].append({"file": shard.file, "tokens": found["tokens"], "spans": spans})
+        counts = zip(shard.spans, facts[shard.name]["spans"], strict=True)
+        spans = [[numbers[span.pair.name], there["pairs"]] for span, there in counts]
+        listed[shard.split].append({"file": shard.file, "tokens": facts[shard.name]["tokens"], "spans": spans})
     return listed

@@ -1,8 +1,7 @@
-"""Work that is done once, also by a call that is killed in between and made again.
+"""Tasks in several processes, each done once, also by a call that is killed and made again.
 
-A task makes files in one folder and, when they are on the disk, a note in another: a sealed file with their digests and
-what the task has found. A task whose note is there, and whose files are as it says, is finished. How processes share
-the work is here too; what there is to do is `prepare`'s.
+A task makes files in one folder and, when they are on the disk, a note in another: a checksummed file with their
+digests and the facts of the task. A task with a note, whose files are as it says, is finished.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from ..common.checksummed import check_digest, read_checksummed, write_checksummed
+from ..common.checksummed import check_files, read_checksummed, write_checksummed
 from ..common.errors import DamagedError
 from ..common.files import sync
 
@@ -26,29 +25,26 @@ Facts = dict[str, Any]  # of a finished task; "files": {name: digest}
 Task = Callable[[Path], Facts]  # the folder to make its files in -> facts; goes to another process
 
 
+class DeadWorkerError(Exception):
+    """The death of a process of the pool."""
+
+
 class TaskFolder:
-    """The folder `data` that tasks make files in, and the folder `notes` of what is finished."""
+    """The folder `data` with the files of tasks, and the folder `notes` of those that are finished."""
 
     def __init__(self, folder: Path) -> None:
         self.data, self._notes = folder / "data", folder / "notes"
-        for place in (self.data, self._notes):
-            place.mkdir(exist_ok=True)
+        self.data.mkdir(exist_ok=True)
+        self._notes.mkdir(exist_ok=True)
 
     def result(self, name: str) -> Facts | None:
-        """The facts of a task that is finished, every byte of it."""
+        """Returns the facts of a finished task; None if it is not finished, or a file of it has changed."""
         try:
             facts = read_checksummed(self._notes / f"{name}.json", "")
-            for file, digest in facts["files"].items():
-                check_digest(self.data / file, digest, "")
-        except (DamagedError, FileNotFoundError):
+            check_files(self.data, facts, "")
+        except DamagedError:
             return None
         return facts
-
-    def delete_except(self, files: Container[str]) -> None:
-        """Delete all but these: what a process that was killed was writing."""
-        for path in self.data.iterdir():
-            if path.name not in files:
-                path.unlink()
 
     def run(self, name: str, task: Task) -> Facts:
         facts = task(self.data)
@@ -57,15 +53,24 @@ class TaskFolder:
         write_checksummed(self._notes / f"{name}.json", facts)
         return facts
 
+    def delete_except(self, files: Container[str]) -> None:
+        """Deletes all other files: a process that was killed was writing them."""
+        for path in self.data.iterdir():
+            if path.name not in files:
+                path.unlink()
+
 
 @contextlib.contextmanager
-def pool_of(processes: int, start: Callable[[], None]) -> Iterator[ProcessPoolExecutor]:
-    """Processes for tasks, which call `start` first. After an error or Ctrl-C they are killed.
+def start_pool(processes: int, start: Callable[[], None]) -> Iterator[ProcessPoolExecutor]:
+    """Yields a pool of processes for tasks. After an error or Ctrl-C they are killed.
 
-    What they have finished is kept, and the rest is done by the next call. To wait for what they are at could take
-    minutes, and a second Ctrl-C while the pool ends would leave it waiting for ever.
+    Finished tasks are kept, and the next call does the rest. Waiting for a running one could take minutes, and a second
+    Ctrl-C while the pool ends would leave it waiting for ever.
+
+    processes: their number.
+    start: called in each of them first.
     """
-    # "spawn" starts clean processes: no locks of a progress bar are inherited.
+    # "spawn" starts clean processes, which inherit no locks of a progress bar.
     spawn = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=start) as pool:
@@ -80,12 +85,12 @@ def pool_of(processes: int, start: Callable[[], None]) -> Iterator[ProcessPoolEx
 def finish(
     pool: ProcessPoolExecutor, place: TaskFolder, tasks: Mapping[str, Task], say: Callable[[str], None]
 ) -> dict[str, Facts]:
-    """Do what is not done yet; the facts of all tasks by name. `say` hears of each that is finished."""
+    """Runs the tasks that are not finished. Returns the facts of all by name; `say` is called after each."""
     facts: dict[str, Facts] = {}
     futures = {}
     for name, task in tasks.items():
-        if (known := place.result(name)) is not None:
-            facts[name] = known
+        if (result := place.result(name)) is not None:
+            facts[name] = result
             say(name)
         else:
             futures[pool.submit(place.run, name, task)] = name
@@ -98,19 +103,17 @@ def finish(
     return facts
 
 
-class DeadWorkerError(Exception):
-    """A process of the pool has been killed."""
-
-
 def start_worker() -> None:
-    """Ctrl-C is for the parent, which then cancels. Encoding makes millions of lists, and no cycles to look for."""
+    """Starts a process of the pool: Ctrl-C is for its parent, with which it ends.
+
+    Encoding makes millions of lists and no cycles, so that the garbage collector is off.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A pool's processes would wait for work for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -1,8 +1,8 @@
 """The shard files of a prepared folder: written in one go, read a sentence pair at a time.
 
-A file holds the tokens of all sources, those of all targets, and an index: for every sentence pair where its two sides
-begin. It is read, not mapped: memory stays that of the sentences at hand, and a file that is cut while a training runs
-is an error like any other. A shard is checked as a whole when it is first read. Does not import torch.
+A file holds the tokens of all sources, those of all targets, and an index: where the two sides of every sentence pair
+begin. It is read, not mapped: memory stays that of the sentences at hand, and a file that is cut during a training is
+an error like any other. A shard is checked as a whole when it is first read. Does not import torch.
 """
 
 import contextlib
@@ -32,25 +32,28 @@ _ENTRY = struct.Struct("<4I")  # (source, target) of a sentence pair and of the 
 _ROW = 2 * _INDEX.itemsize
 _IN_MEMORY = 1 << 26  # bytes of target tokens of a shard that is being written; more stand in a file
 _OPEN = 128  # files at once
-_REMEMBERED = 1 << 15  # lengths: they are asked for when a sentence is drawn, sorted and counted
+_CACHED = 1 << 15  # entries: they are needed when a sentence is drawn, sorted and counted
 
 
 def token_type(tokens: int) -> str:
-    """Of the sides that have so many tokens."""
+    """Returns the type of the numbers of a side with so many tokens."""
     return "<u2" if tokens <= 2**16 else "<u4"
 
 
 class ShardWriter:
-    """Writes a shard as it comes, under another name until it is whole and on the disk."""
+    """The writer of a shard, under another name until it is whole and on the disk.
+
+    path: the file.
+    types: of the tokens of both sides.
+    """
 
     def __init__(self, path: Path, types: Sequence[str]) -> None:
         self._path, self._types = path, types
-        # Its own, should a process that lost its parent still be writing the same.
+        # Its own name: a process that lost its parent may still be writing the same shard.
         self._partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         self._hasher = hashlib.sha256()
         self._lengths: list[Numbers] = []  # [pairs, 2] each
         self.tokens = [0, 0]  # of the sources, of the targets
-        self.pairs = 0
 
     def __enter__(self) -> "ShardWriter":
         self._file = self._partial.open("wb")
@@ -58,24 +61,20 @@ class ShardWriter:
         return self
 
     def add(self, source: Numbers, target: Numbers, lengths: Numbers) -> None:
-        """Sentence pairs: the tokens of all sources, of all targets, and how many each has. # [S], [T], [pairs, 2]"""
+        """Adds sentence pairs: the tokens of all sources, of all targets, and of each. # [S], [T], [pairs, 2]"""
         self._write(source.astype(self._types[0], copy=False).tobytes())
         self._targets.write(target.astype(self._types[1], copy=False).tobytes())
         self._lengths.append(lengths.astype(_INDEX))
         self.tokens = [self.tokens[0] + len(source), self.tokens[1] + len(target)]
-        self.pairs += len(lengths)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             with self._file, self._targets:
                 if kind is None:
                     self._finish()
-        except BaseException:
-            self._partial.unlink(missing_ok=True)
-            raise
-        if kind is None:
-            self._partial.replace(self._path)
-        else:
+            if kind is None:
+                self._partial.replace(self._path)
+        finally:
             with contextlib.suppress(OSError):
                 self._partial.unlink(missing_ok=True)
 
@@ -98,7 +97,12 @@ class ShardWriter:
 
 
 class ShardFiles:
-    """The files of a prepared folder by name: opened when they are read, a few at a time, and checked once each."""
+    """The files of a prepared folder: a few are open at a time, and each is checked when it is first read.
+
+    folder: of the files.
+    digests: of the files, by name.
+    remedy: the end of the error message about a damaged file.
+    """
 
     def __init__(self, folder: Path, digests: Mapping[str, str], remedy: str) -> None:
         self._folder, self._digests, self._remedy = folder, digests, remedy
@@ -107,7 +111,7 @@ class ShardFiles:
         weakref.finalize(self, _close, self._open)
 
     def read(self, name: str, size: int, place: int) -> bytes:
-        """`size` bytes of a file from a place on. A DamagedError where the file is not as it was written."""
+        """Reads `size` bytes of a file from a place on."""
         try:
             content = _read(self._handle(name), size, place)
         except OSError as error:
@@ -143,7 +147,13 @@ def _read(handle: int, size: int, place: int) -> bytes:
 
 
 class Shard:
-    """One file: where its parts are, and its sentence pairs by their places in it."""
+    """The sentence pairs of one file, by their places in it.
+
+    files: of the folder.
+    name: of the file.
+    tokens: of both sides in it.
+    types: of the tokens of both sides.
+    """
 
     def __init__(self, files: ShardFiles, name: str, tokens: Sequence[int], types: Sequence[str]) -> None:
         self._files, self._name = files, name
@@ -153,31 +163,33 @@ class Shard:
         self._index = sum(sizes)
 
     def entry(self, place: int) -> tuple[int, int, int, int]:
-        """Where source and target of a sentence pair begin, and where they end."""
+        """Returns where source and target of a sentence pair begin, and where they end."""
         return _ENTRY.unpack(self._files.read(self._name, _ENTRY.size, self._index + place * _ROW))
 
     def index(self, place: int, count: int) -> Numbers:
-        """Where the sides of so many sentence pairs begin, and where the last ones end. # [count + 1, 2]"""
+        """Returns where the sides of `count` sentence pairs begin, and where the last ones end. # [count + 1, 2]"""
         content = self._files.read(self._name, (count + 1) * _ROW, self._index + place * _ROW)
         return np.frombuffer(content, _INDEX).reshape(-1, 2).astype(np.int64)
 
     def tokens(self, side: int, begin: int, end: int) -> Numbers:
-        """side: 0 for the sources, 1 for the targets."""
+        """Returns tokens of the sources (side 0) or of the targets (side 1)."""
         kind = self._types[side]
-        content = self._files.read(
-            self._name, (end - begin) * kind.itemsize, self._begins[side] + begin * kind.itemsize
-        )
-        return np.frombuffer(content, kind)
-
-
-Entry = Callable[[Shard, int], tuple[int, int, int, int]]
+        size, place = (end - begin) * kind.itemsize, self._begins[side] + begin * kind.itemsize
+        return np.frombuffer(self._files.read(self._name, size, place), kind)
 
 
 class Stored:
-    """The sentence pairs of one language pair in one split, wherever they are. Nothing of their number is kept."""
+    """The sentence pairs of one language pair in one split. Nothing of their number is kept in memory.
 
-    def __init__(self, runs: Sequence[tuple[Shard, int, int]], entry: Entry = Shard.entry) -> None:
-        """runs: (shard, place of the first, how many) of those that stand in a row. entry: of a shard, remembered."""
+    runs: (shard, place of the first, number) of sentence pairs that stand in a row.
+    entry: `Shard.entry` with a cache.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[Shard, int, int]],
+        entry: Callable[[Shard, int], tuple[int, int, int, int]] = Shard.entry,
+    ) -> None:
         self._runs, self._entry = runs, entry
         self._starts = list(accumulate((count for _, _, count in runs), initial=0))
 
@@ -185,7 +197,7 @@ class Stored:
         return self._starts[-1]
 
     def sizes(self, i: int) -> tuple[int, int]:
-        """How many tokens source and target of sentence pair i have."""
+        """Returns the tokens of source and target of sentence pair i."""
         source, target, source_end, target_end = self._entry(*self._at(i))
         return source_end - source, target_end - target
 
@@ -195,12 +207,12 @@ class Stored:
         return shard.tokens(0, source, source_end), shard.tokens(1, target, target_end)
 
     def all_sizes(self) -> Numbers:
-        """Of every sentence pair. # [n, 2]"""
+        """Returns the tokens of both sides of every sentence pair. # [n, 2]"""
         parts = [np.diff(shard.index(place, count), axis=0) for shard, place, count in self._runs]
         return np.concatenate([np.zeros((0, 2), np.int64), *parts])
 
     def array(self, side: int) -> tuple[Numbers, Numbers]:
-        """(tokens, offsets) of a side, all in memory: sentence i is tokens[offsets[i] : offsets[i + 1]]."""
+        """Returns (tokens, offsets) of a side, all in memory: sentence i is tokens[offsets[i] : offsets[i + 1]]."""
         tokens = []
         for shard, place, count in self._runs:
             index = shard.index(place, count)[:, side]
@@ -219,7 +231,13 @@ class Stored:
 def stored_pairs(
     files: ShardFiles, shards: Sequence[Mapping[str, Any]], names: Sequence[str], types: Sequence[str]
 ) -> dict[str, Stored]:
-    """Every language pair of a split, by name, from what the manifest says of its shards."""
+    """Returns every language pair of a split, by name.
+
+    files: of the folder.
+    shards: the entries of the split in the manifest.
+    names: of the language pairs.
+    types: of the tokens of both sides.
+    """
     runs: dict[str, list[tuple[Shard, int, int]]] = {name: [] for name in names}
     for facts in shards:
         shard, place = Shard(files, facts["file"], facts["tokens"], types), 0
@@ -227,5 +245,5 @@ def stored_pairs(
             if count:
                 runs[names[number]].append((shard, place, count))
             place += count
-    entry = lru_cache(maxsize=_REMEMBERED)(Shard.entry)
+    entry = lru_cache(maxsize=_CACHED)(Shard.entry)
     return {name: Stored(there, entry) for name, there in runs.items()}

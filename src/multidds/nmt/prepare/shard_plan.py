@@ -1,4 +1,4 @@
-"""Which lines go into which shard. Pure: it depends on the text alone, not on who encodes it.
+"""The lines of each shard. They depend on the text alone, not on the processes that encode it.
 
 The lines of all language pairs of a split stand in a row, in the order of the pairs, and are cut into shards of equal
 numbers of lines. So ten thousand small pairs are a few files, and one large pair is many.
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from ..config.config import Config, Pair
 from .text_files import Input, Place, files_of
 
-SMALLEST, LARGEST = 1 << 13, 1 << 17  # lines of a shard: some work for every process; little is lost by a fault
-SHARDS = 64  # wanted in a split: processes have enough to share, and all can be open at once
+SMALLEST, LARGEST = 1 << 13, 1 << 17  # lines of a shard: enough work for a process; little is lost by a fault
+SHARDS = 64  # wanted in a split: enough for all processes, and all can be open at once
 
 
 @dataclass(frozen=True)
 class Span:
-    """Lines start + 1 to stop of a language pair, and where its files can be entered."""
+    """Lines start + 1 to stop of a language pair, and a place at or before them in each of its files."""
 
     pair: Pair
     start: int
@@ -42,12 +42,16 @@ class Shard:
 
 
 def lines_per_shard(lines: int) -> int:
-    """Of a split with so many."""
+    """Returns the lines of a shard of a split with so many lines."""
     return min(LARGEST, max(SMALLEST, -(-lines // SHARDS)))
 
 
 def cut(lines: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """For each shard of `size` lines its (number of the pair, start, stop), where pairs have so many lines each."""
+    """Yields, for each shard, its (number of the pair, start, stop).
+
+    lines: of each pair.
+    size: lines of a shard.
+    """
     shard: list[tuple[int, int, int]] = []
     room = size
     for number, there in enumerate(lines):
@@ -65,15 +69,15 @@ def cut(lines: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]
 
 
 def shards_of(config: Config, inputs: Mapping[str, Input]) -> list[Shard]:
-    """Of the training and the dev sets, in their order."""
+    """Returns the shards of the training sets and of the dev sets. inputs: the scans of their files, by path."""
     shards = []
     for split in ("train", "dev"):
         files = [[inputs[str(path)] for path in files_of(config.data, pair, split)] for pair in config.data.pairs]
-        lines = [max(file.lines for file in both) for both in files]
-        for number, spans in enumerate(cut(lines, lines_per_shard(sum(lines)))):
-            placed = (
+        lines = [max(file.lines for file in sides) for sides in files]
+        for number, parts in enumerate(cut(lines, lines_per_shard(sum(lines)))):
+            spans = (
                 Span(config.data.pairs[i], start, stop, tuple(file.place(start) for file in files[i]))
-                for i, start, stop in spans
+                for i, start, stop in parts
             )
-            shards.append(Shard(split, number, tuple(placed)))
+            shards.append(Shard(split, number, tuple(spans)))
     return shards

@@ -1,6 +1,6 @@
-"""What is learned from training text before it can be encoded: sentencepiece models, the vocabularies of both sides.
+"""Sentencepiece models, learned from training text, and the vocabularies of both sides.
 
-Text is read as a stream; what is kept of it is sentencepiece's sample. Does not import torch.
+Text is read as a stream; sentencepiece keeps a sample of it. Does not import torch.
 """
 
 import hashlib
@@ -35,14 +35,17 @@ from .vocabulary import (
 )
 
 
-def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
-    """A sentencepiece model, by its name in `models_of`, of the training text; returns its digest.
+class _TooFewPiecesError(Exception):
+    """A text with fewer pieces than are asked for. Its argument is how many it has."""
 
-    Where the text does not have as many pieces as are asked for, a model of those that it has; "limited" says how many.
-    How many a text has depends on the version of sentencepiece.
+
+def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
+    """Learns the sentencepiece model of a name in `models_of` from the training text. Returns its digest.
+
+    If the text has fewer pieces than are asked for, the model has as many as there are, and "limited" is their number.
+    It depends on the version of sentencepiece.
     """
-    sentences = _sentences(config, name)
-    if next(sentences, None) is None:
+    if next(_sentences(config, name), None) is None:
         files = [str(path) for pair in config.data.pairs for path in files_of(config.data, pair, "train")]
         raise UserError(f"{', '.join(files[:2])}{', ...' if len(files) > 2 else ''}: no training text of {name!r}.")
     size, model = config.vocabulary.size, None
@@ -50,26 +53,10 @@ def train_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
         try:
             model = _learned(config, name, size)
         except _TooFewPiecesError as error:
-            size = error.pieces
+            size = error.args[0]
     (folder / model_file(name)).write_bytes(model)
     facts: dict[str, Any] = {"files": {model_file(name): hashlib.sha256(model).hexdigest()}}
     return facts if size == config.vocabulary.size else facts | {"limited": {name: size}}
-
-
-class _TooFewPiecesError(Exception):
-    """The text has only so many pieces."""
-
-    def __init__(self, pieces: int) -> None:
-        super().__init__(pieces)
-        self.pieces = pieces
-
-
-def _sentences(config: Config, name: str) -> Iterator[str]:
-    """What a model is learned from. From more than it may take, sentencepiece would choose at random, and otherwise in
-    every process.
-    """
-    joint = config.vocabulary.kind == "joint"
-    return islice(_joint_sample(config) if joint else _sample(config, name), config.vocabulary.sample)
 
 
 def _learned(config: Config, name: str, size: int) -> bytes:
@@ -105,16 +92,6 @@ def _learned(config: Config, name: str, size: int) -> bytes:
     return model.getvalue()
 
 
-def copy_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
-    """Copies a sentencepiece model of the run in `[train] start_from`; returns its digest."""
-    start, file = start_vocabulary(config), model_file(name)
-    assert start is not None
-    digest = model_digests(start)[file]
-    check_digest(start / file, digest, "restore it from a copy, or start from another run.")
-    shutil.copyfile(start / file, folder / file)
-    return {"files": {file: digest}}
-
-
 def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str]:
     try:
         yield from sentences
@@ -123,69 +100,77 @@ def _noting(sentences: Iterable[str], mistakes: list[UserError]) -> Iterator[str
         raise
 
 
-def _sample(config: Config, language: str) -> Iterator[str]:
-    """Every training sentence of a language; of more than the vocabulary's sample, so many."""
-    pairs = _pairs_of(config.data)[language]
-    size = sum(map(len, _blocks(config.data, language, pairs)))
+def copy_model(config: Config, name: str, folder: Path) -> dict[str, Any]:
+    """Copies a sentencepiece model of the run in `[train] start_from`. Returns its digest."""
+    start, file = start_vocabulary(config), model_file(name)
+    assert start is not None
+    digest = model_digests(start)[file]
+    check_digest(start / file, digest, "restore it from a copy, or start from another run.")
+    shutil.copyfile(start / file, folder / file)
+    return {"files": {file: digest}}
+
+
+# ---------------------------------------------------------------------------------------------- the sample
+
+
+def _sentences(config: Config, name: str) -> Iterator[str]:
+    """Yields the sentences for a model, no more than its sample: of more, sentencepiece would choose at random."""
+    if config.vocabulary.kind == "joint":
+        return islice(_joint_sample(config), config.vocabulary.sample)
+    pairs = _pairs_of(config.data)[name]
+    size = sum(map(len, _blocks(config.data, name, pairs)))
     if size <= config.vocabulary.sample:
-        return chain.from_iterable(_blocks(config.data, language, pairs))
-    return _chosen(config.data, language, pairs, size, config.vocabulary.sample)
+        return chain.from_iterable(_blocks(config.data, name, pairs))
+    return _chosen(config.data, name, pairs, size, config.vocabulary.sample)
+
+
+def _joint_sample(config: Config) -> Iterator[str]:
+    """Yields a sample of all languages with sizes^(1/temperature): small ones count for more than their size."""
+    languages = list(dict.fromkeys([*config.data.sources, *config.data.targets]))
+    pairs = _pairs_of(config.data)
+    sizes: Counter[str] = Counter()
+    for pair in config.data.pairs:
+        for sources, targets in read_columns(config.data, pair, "train"):
+            sizes[pair.source] += sum(map(bool, sources))
+            sizes[pair.target] += sum(map(bool, targets))
+    weights = {language: sizes[language] ** (1 / config.vocabulary.temperature) for language in languages}
+    budget, total = min(config.vocabulary.sample, sum(sizes.values())), sum(weights.values()) or 1.0
+    for language in languages:
+        wanted = min(round(budget * weights[language] / total), sizes[language])
+        yield from _chosen(config.data, language, pairs[language], sizes[language], wanted)
 
 
 def _pairs_of(data: Data) -> dict[str, list[Pair]]:
-    """{language: the pairs that have it on a side}."""
-    found: dict[str, list[Pair]] = {}
+    """Returns {language: the pairs that have it on a side}."""
+    by_language: dict[str, list[Pair]] = {}
     for pair in data.pairs:
         for language in (pair.source, pair.target):
-            found.setdefault(language, []).append(pair)
-    return found
+            by_language.setdefault(language, []).append(pair)
+    return by_language
 
 
 def _blocks(data: Data, language: str, pairs: Iterable[Pair]) -> Iterator[list[str]]:
-    """The training sentences of a language from the pairs that have it, many at a time."""
+    """Yields the training sentences of a language in some pairs, many at a time."""
     for pair in pairs:
         for sources, targets in read_columns(data, pair, "train"):
             yield list(filter(None, sources if language == pair.source else targets))
 
 
-def _joint_sample(config: Config) -> Iterator[str]:
-    """A sample of all languages with sizes^(1/temperature): small ones count for more than their size."""
-    languages = list(dict.fromkeys([*config.data.sources, *config.data.targets]))
-    pairs, sizes = _pairs_of(config.data), _sizes(config.data)
-    weights = {language: sizes[language] ** (1 / config.vocabulary.temperature) for language in languages}
-    budget, total = min(config.vocabulary.sample, sum(sizes.values())), sum(weights.values()) or 1.0
-    for language in languages:
-        wanted = round(budget * weights[language] / total)
-        yield from _chosen(config.data, language, pairs[language], sizes[language], min(wanted, sizes[language]))
-
-
 def _chosen(data: Data, language: str, pairs: Iterable[Pair], size: int, wanted: int) -> Iterator[str]:
-    """So many of the training sentences of a language: always the same, in their order."""
-    places = np.array(random.Random(language).sample(range(size), wanted), np.int64)
-    return _at(np.sort(places), _blocks(data, language, pairs))
-
-
-def _sizes(data: Data) -> Counter[str]:
-    """How many training sentences each language has."""
-    sizes: Counter[str] = Counter()
-    for pair in data.pairs:
-        for sources, targets in read_columns(data, pair, "train"):
-            sizes[pair.source] += sum(map(bool, sources))
-            sizes[pair.target] += sum(map(bool, targets))
-    return sizes
-
-
-def _at(places: "np.ndarray[Any, np.dtype[np.int64]]", blocks: Iterable[list[str]]) -> Iterator[str]:
-    """The sentences at these places, in ascending order, of blocks in a row."""
+    """Yields `wanted` of the `size` training sentences of a language: always the same, in their order."""
+    places = np.sort(np.array(random.Random(language).sample(range(size), wanted), np.int64))
     before, taken = 0, 0
-    for block in blocks:
+    for block in _blocks(data, language, pairs):
         end = int(np.searchsorted(places, before + len(block)))
         yield from (block[place - before] for place in places[taken:end].tolist())
         before, taken = before + len(block), end
 
 
+# ---------------------------------------------------------------------------------------------- vocabularies
+
+
 def write_vocabularies(config: Config, folder: Path) -> dict[str, int]:
-    """Specials, language tags, then the pieces of all models of a side, by string identity; how many a side has.
+    """Writes the tokens of both sides: specials, language tags, then the pieces of all models. Returns their numbers.
 
     The tokens of the run in `[train] start_from` keep their numbers, and new ones follow: embeddings only grow.
     """

@@ -1,13 +1,12 @@
-"""Tokens: special ones, language tags, and where the sentencepiece models and the vocabularies of a folder are.
+"""The tokens of both sides in vocabulary.json, and the sentencepiece models beside it, with their digests.
 
-vocabulary.json holds the digests of the models beside it. Imports neither torch nor numpy, so that translation starts
-at once, and sentencepiece only where a model is read.
+Imports sentencepiece only if a model is read, and no torch.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..common.checksummed import checksummed, read_checksummed, sha256
 from ..common.errors import DamagedError, UserError
@@ -25,12 +24,12 @@ _REMEDY = "run 'multidds prepare' again where the data is; in a run, copy the fi
 
 
 def tag_of(language: str) -> str:
-    """The token that says, at the head of a source sentence, which language is wanted."""
+    """Returns the token at the head of a source sentence that asks for a target language."""
     return f"<2{language}>"
 
 
 def models_of(config: Config) -> list[str]:
-    """The names of the sentencepiece models: one per language, or one for all."""
+    """Returns the names of the sentencepiece models: one per language, or one for all."""
     if config.vocabulary.kind == "joint":
         return [JOINT]
     return list(dict.fromkeys([*config.data.sources, *config.data.targets]))
@@ -41,14 +40,19 @@ def model_of(config: Config, language: str) -> str:
 
 
 def model_file(name: str) -> str:
-    """The file of a sentencepiece model, by its name in `models_of`."""
+    """Returns the file of a sentencepiece model, by its name in `models_of`."""
     return f"{file_name(name)}.spm.model"
 
 
 def load_model(
     folder: Path, name: str, digests: Mapping[str, str] | None = None
 ) -> "sentencepiece.SentencePieceProcessor":
-    """A sentencepiece model of a folder. `digests`: of the files there; by default those in its vocabulary.json."""
+    """Loads a sentencepiece model of a folder.
+
+    folder: with the model.
+    name: one of `models_of`.
+    digests: of the files in the folder; by default those in its vocabulary.json.
+    """
     import sentencepiece
 
     path = folder / model_file(name)
@@ -63,13 +67,13 @@ def load_model(
 
 
 def pieces_of(model: "sentencepiece.SentencePieceProcessor") -> list[str]:
-    """The pieces of a model, by number."""
-    result: list[str] = model.id_to_piece(list(range(model.get_piece_size())))
-    return result
+    """Returns the pieces of a model, by number."""
+    pieces: list[str] = model.id_to_piece(list(range(model.get_piece_size())))
+    return pieces
 
 
 def start_vocabulary(config: Config) -> Path | None:
-    """The folder with the vocabulary of the run in `[train] start_from`; None if there is no such run.
+    """Returns the folder with the vocabulary of the run in `[train] start_from`; None if none is set.
 
     Raises a UserError if the run is missing, or if its vocabulary is of another kind.
     """
@@ -87,25 +91,18 @@ def start_vocabulary(config: Config) -> Path | None:
 
 
 def write_vocabulary(folder: Path, tokens: Mapping[str, Sequence[str]], models: Sequence[str]) -> None:
-    """vocabulary.json, beside the sentencepiece models in these files."""
+    """Writes vocabulary.json, beside the sentencepiece models in these files."""
     digests = {file: sha256(folder / file) for file in models}
     (folder / FILE).write_bytes(checksummed({"tokens": tokens, "models": digests}))
 
 
 def load_vocabulary(folder: Path) -> dict[str, list[str]]:
-    """{"source" and "target": tokens by number}."""
-    tokens: dict[str, list[str]] = _read(folder)["tokens"]
+    """Returns {"source" and "target": tokens by number}."""
+    tokens: dict[str, list[str]] = read_checksummed(folder / FILE, _REMEDY)["tokens"]
     return tokens
 
 
 def model_digests(folder: Path) -> dict[str, str]:
-    """Of the sentencepiece models beside vocabulary.json, by file."""
-    digests: dict[str, str] = _read(folder)["models"]
+    """Returns the digests of the sentencepiece models beside vocabulary.json, by file."""
+    digests: dict[str, str] = read_checksummed(folder / FILE, _REMEDY)["models"]
     return digests
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        return read_checksummed(folder / FILE, _REMEDY)
-    except FileNotFoundError:
-        raise DamagedError(f"{folder / FILE}: is missing; {_REMEDY}") from None

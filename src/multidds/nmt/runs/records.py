@@ -23,19 +23,6 @@ class Started(Record):
     mixture: Numbers
 
 
-class DataChanged(Record):
-    """From here on the run is trained on other data (`--changed-data`)."""
-
-    kind: Literal["data"] = "data"
-    mixture: Numbers
-    added: list[str]  # language pairs
-    left_out: list[str]
-
-    def __str__(self) -> str:
-        told = [f"{word}: {', '.join(names)}" for word, names in (("added", self.added), ("left out", self.left_out))]
-        return "  ".join(["the data have changed", *(line for line in told if not line.endswith(": "))])
-
-
 class Stepped(Record):
     kind: Literal["step"] = "step"
     loss: float  # per target token
@@ -120,7 +107,7 @@ class Scored(Record):
     skipped: str | None  # why the last update did not change the scores
 
 
-AnyRecord = Started | DataChanged | Stepped | Updated | Validated | Scored
+AnyRecord = Started | Stepped | Updated | Validated | Scored
 ANY: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
 
 

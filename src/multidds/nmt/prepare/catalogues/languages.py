@@ -1,12 +1,9 @@
-"""Which languages there are: their ISO 639-3 codes, the codes that catalogues use, and the scripts they are written in.
+"""The languages of catalogues: their ISO 639-3 codes, the codes that catalogues use, and their scripts."""
 
-Pure: tables, and what is looked up in them.
-"""
-
-import difflib
 from collections.abc import Sequence
 
 from ...common.errors import UserError
+from ...config.config import suggestion
 
 ENGLISH = "eng"
 RELATED = ("aze", "bel", "glg", "slk", "tur", "rus", "por", "ces")  # the paper's Related group
@@ -55,7 +52,7 @@ FIRST_ONE_LAST_MANY = {"bel", "bos", "ces", "hrv", "pol", "rus", "slk", "slv", "
 
 
 def languages_of(given: Sequence[str]) -> list[str]:
-    """ISO 639-3 codes from codes of two or three letters."""
+    """Returns ISO 639-3 codes for codes of two or three letters."""
     codes = [code.strip().lower() for code in given]
     for code in codes:
         if code in ("en", ENGLISH):
@@ -63,16 +60,15 @@ def languages_of(given: Sequence[str]) -> list[str]:
                 f"--languages: {code!r} is the other side of every pair; name the languages to pair it with."
             )
         if code not in _BY_CODE:
-            close = difflib.get_close_matches(code, _BY_CODE, n=1)
-            known = f"Did you mean {close[0]!r}?" if close else f"Known are {', '.join(sorted(SCRIPTS))}."
-            raise UserError(f"--languages: there is no language {code!r}. {known}")
+            known = suggestion(code, tuple(_BY_CODE)) or f" Known are {', '.join(sorted(SCRIPTS))}."
+            raise UserError(f"--languages: there is no language {code!r}.{known}")
     if not codes:
         raise UserError("--languages: name at least one, as in --languages aze,tur.")
     return list(dict.fromkeys(_BY_CODE[code] for code in codes))
 
 
 def language_of(code: str) -> str | None:
-    """The language of a catalogue's code (pt_BR: por). None for unknown ones, and for another script than is usual."""
+    """Returns the language of a catalogue's code (pt_BR: por); None if it is unknown or in an unusual script."""
     base, *tags = code.replace("_", "-").lower().split("-")
     if "@" in code or any(len(tag) == 4 and tag.isalpha() and tag != "hans" for tag in tags):
         return None  # sr_Latn, zh-Hant, uz@Cyrl

