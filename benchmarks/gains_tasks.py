@@ -104,7 +104,7 @@ class Translation(Training):
         prepared = Prepared(config)
         self.config, self.names = config, list(config.data.names)
         self.data = {
-            role: {name: Sentences(config, prepared, name, role) for name in self.names} for role in ("train", "dev")
+            role: {name: Sentences(prepared, name, role) for name in self.names} for role in ("train", "dev")
         }
         self.sizes = {name: len(sentences) for name, sentences in self.data["train"].items()}
         self._dev = {name: list(evaluation_batches(data, 4096)) for name, data in self.data["dev"].items()}

@@ -45,7 +45,7 @@ def prepared(size: str, tokens: int, count: int, recipe: Path) -> Workload:
     """Batches as training makes them, of the sentences that a recipe has prepared."""
     config = load_config(recipe)
     ready = Prepared(config)
-    data = {name: Sentences(config, ready, name, "train") for name in config.data.names}
+    data = {name: Sentences(ready, name, "train") for name in config.data.names}
     mixture = Mixture.proportional({name: len(sentences) for name, sentences in data.items()})
     stream = Stream(data, mixture, tokens=tokens, accumulate=1, pool=_POOL, mixing="example", seed=0)
     words = max(len(vocabulary) for vocabulary in ready.vocabulary.values())

@@ -39,7 +39,7 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
     last = validations[-1]
     best = [record for record in validations if record.best][-1]
     prepared = Prepared(config)
-    dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
+    dev = {name: Sentences(prepared, name, "dev") for name in config.data.names}
     bleu, _ = bleu_of(open_model(export(run), threads), config, prepared.vocabulary, dev, most=10**9)
     measures = ("dev_loss", "accuracy", "expected_accuracy", "soft_bleu")
     dumped = json.loads(config.model_dump_json())

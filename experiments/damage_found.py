@@ -65,7 +65,7 @@ def opened(folder: Path) -> tuple[Config, Transformer, NoisyPairs | None, dict[s
         parts.setdefault(kind, {})[key] = tensor
     model.load_state_dict(parts["model"])
     data, dev = (
-        {name: Sentences(config, prepared, name, split) for name in config.data.names} for split in ("train", "dev")
+        {name: Sentences(prepared, name, split) for name in config.data.names} for split in ("train", "dev")
     )
     if config.examples.method != "dds":
         return config, model, None, data

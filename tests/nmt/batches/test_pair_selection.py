@@ -1,5 +1,4 @@
-"""Sentence pairs left out by chance: as often as their chances say, the same again when a pool is "
-"drawn again."""
+"""Sentence pairs left out by chance: as often as their chances say, the same again when a pool is drawn again."""
 
 from types import SimpleNamespace
 
@@ -8,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds import Order
-from multidds.nmt.batches.pair_selection import Selection, Selections
+from multidds.nmt.batches.pair_selection import Selection
+from multidds.sampling import Order
 
 
 class Named(SimpleNamespace):
-    """A dataset, as far as a selection looks at it."""
+    """A dataset, as far as a selection uses it."""
 
     def __len__(self):
         return self.size
@@ -23,9 +22,10 @@ def taken(selection, count):
     return [selection.next() for _ in range(count)]
 
 
-@given(size=st.integers(1, 50), seed=st.integers(0, 1000))
-def test_where_all_are_trusted_the_order_is_that_of_the_dataset(size, seed):
-    selection = Selection(Named(name="a", size=size), lambda origins: [1.0] * len(origins), seed)
+@given(size=st.integers(1, 50), seed=st.integers(0, 1000), sure=st.booleans())
+def test_if_none_is_left_out_the_order_is_that_of_the_dataset(size, seed, sure):
+    chances = (lambda origins: [1.0] * len(origins)) if sure else None
+    selection = Selection(Named(name="a", size=size), chances, seed)
     order = Order(seed, "a", size)
     assert taken(selection, 150) == [order[i] for i in range(150)]
     assert selection.left_out == []
@@ -43,27 +43,24 @@ def test_pairs_come_as_often_as_their_chances_say():
 
 
 @given(seed=st.integers(0, 100), before=st.integers(0, 90), count=st.integers(1, 90))
-def test_what_was_left_out_is_left_out_again_whatever_the_chances_are_then(seed, before, count):
-    data = {name: Named(name=name, size=size) for name, size in (("a", 7), ("b", 40))}
-    first = Selections(data, lambda origins: [0.3 + 0.1 * (i % 5) for _, i in origins], seed)
-    for name in data:
-        taken(first[name], before)
-    first.begin()
-    places = first.places
-    pool = {name: taken(first[name], count) for name in data}
-    second = Selections(data, lambda origins: pytest.fail("was decided before"), seed)
-    second.move(places)
-    second.begin(first.left_out)
-    assert {name: taken(second[name], count) for name in data} == pool
-    assert second.places == first.places
-    assert second.left_out == first.left_out
+def test_places_that_were_left_out_are_left_out_again_with_any_chances(seed, before, count):
+    data = Named(name="a", size=7)
+    first = Selection(data, lambda origins: [0.3 + 0.1 * (i % 5) for _, i in origins], seed)
+    taken(first, before)
+    place = first.place
+    first.begin(place)
+    pool = taken(first, count)
+    second = Selection(data, lambda origins: pytest.fail("was decided before"), seed)
+    second.begin(place, first.left_out)
+    assert taken(second, count) == pool
+    assert (second.place, second.left_out) == (first.place, first.left_out)
 
 
-def test_chances_of_the_moment_hold_from_the_next_pool_on():
+def test_new_chances_hold_from_the_next_pool_on():
     now = [1.0]
-    selections = Selections({"a": Named(name="a", size=8)}, lambda origins: now * len(origins), seed=0)
-    taken(selections["a"], 3)
+    selection = Selection(Named(name="a", size=8), lambda origins: now * len(origins), seed=0)
+    taken(selection, 3)
     now[0] = 0.2
-    selections.begin()
-    taken(selections["a"], 200)
-    assert 600 < len(selections.left_out["a"]) < 1000
+    selection.begin(selection.place)
+    taken(selection, 200)
+    assert 600 < len(selection.left_out) < 1000

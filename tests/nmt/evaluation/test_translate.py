@@ -33,7 +33,7 @@ def largest_difference(run, pair, split="dev", count=30):
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items()})
     model.eval()
     translator = Translator(run, threads=1)
-    sentences = Sentences(config, prepared, pair, split)
+    sentences = Sentences(prepared, pair, split)
     worst = 0.0
     for i in range(count):
         batch = assemble([(sentences, i)])

@@ -22,7 +22,7 @@ SETTINGS = {
 def sentences(corpus, monkeypatch):
     config = small_config(corpus, monkeypatch)
     prepared = Prepared(config)
-    return Sentences(config, prepared, "shift-base", "train"), make_model(config, prepared.vocabulary)
+    return Sentences(prepared, "shift-base", "train"), make_model(config, prepared.vocabulary)
 
 
 def test_padding_never_changes_a_loss(sentences):
@@ -220,7 +220,7 @@ def test_compiled_layers_are_the_same_and_are_compiled_once_for_all_shapes(corpu
     config = small_config(corpus, monkeypatch, "model.dropout=0", "model.attention_dropout=0", "model.norm=scale")
     config = config.model_copy(update={"model": config.model.model_copy(update={"activation_dropout": 0.0})})
     prepared = Prepared(config)
-    sentences = Sentences(config, prepared, config.data.names[0], "train")
+    sentences = Sentences(prepared, config.data.names[0], "train")
     plain, compiled = (make_model(config, prepared.vocabulary) for _ in range(2))
     compiled.load_state_dict(plain.state_dict())
     compiled.compile_layers(backend="eager")

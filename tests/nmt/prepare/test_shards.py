@@ -225,7 +225,7 @@ def test_lengths_in_all_are_counted_with_tags_and_ends(tmp_path):
     prepare(settings, processes=1)
     ready = Prepared(settings)
     for name in settings.data.names:
-        sentences = Sentences(settings, ready, name, "train")
+        sentences = Sentences(ready, name, "train")
         assert sentences.tag is not None
         assert sentences.all_tokens == sentences.lengths.sum()
         assert [sentences.sizes(i) for i in range(9)] == [
@@ -345,7 +345,7 @@ def test_a_damaged_shard_is_one_line_when_it_is_first_read(corpus, tmp_path, mon
 def test_a_shard_that_is_cut_while_it_is_open_is_one_line(tmp_path):
     settings = parse_config(corpus_of(tmp_path), "r")
     prepare(settings, processes=1)
-    sentences = Sentences(settings, Prepared(settings), "ab-base", "train")
+    sentences = Sentences(Prepared(settings), "ab-base", "train")
     assert len(sentences.tokens(0)[0])
     os.truncate(tmp_path / "prepared" / "train-00000.bin", 10)
     with pytest.raises(
@@ -388,7 +388,7 @@ if __name__ == "__main__":
     config = parse_config({"data": data, "vocabulary": vocabulary}, "r")
     prepare(config, processes=1)
     ready = Prepared(config)
-    sets = {s: {name: Sentences(config, ready, name, s) for name in pairs} for s in ("train", "dev")}
+    sets = {s: {name: Sentences(ready, name, s) for name in pairs} for s in ("train", "dev")}
     mixture = Mixture.proportional({name: len(one) for name, one in sets["train"].items()})
     stream = Stream(sets["train"], mixture, tokens=2000, accumulate=1, pool=5, mixing="example", seed=1)
     seen = sum(stream.next(5)[1] for _ in range(5))

@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import pytest
@@ -10,8 +11,17 @@ from toy_runs import Silent, small_config
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.config.config_diff import changed_keys
-from multidds.nmt.training.length import LARGEST, SMALLEST, learning_rate, probe_passes, probe_share, within_budget
-from multidds.nmt.training.train import train
+from multidds.nmt.training import length
+from multidds.nmt.training.length import (
+    LARGEST,
+    SMALLEST,
+    in_parts,
+    learning_rate,
+    probe_passes,
+    probe_share,
+    within_budget,
+)
+from multidds.nmt.training.train import Training, train
 
 RECIPE = ROOT / "recipes" / "ted-related-m2o.toml"
 
@@ -83,3 +93,41 @@ def test_the_learning_rate_warms_up_and_falls_with_the_root_of_the_step():
     rates = [learning_rate(2e-4, 4000, 1e-7, step) for step in (1, 2000, 4000, 16000)]
     assert rates == pytest.approx([1e-7 + (2e-4 - 1e-7) / 4000, (2e-4 + 1e-7) / 2, 2e-4, 1e-4])
     assert learning_rate(1e-3, 0, 0.0, 4) == pytest.approx(5e-4)
+
+
+PAIRS = [f"l{i:02}-eng" for i in range(40)]
+
+
+def many_pairs(budget, *overrides):
+    path = ROOT / "recipes" / "ted-related-m2o.toml"
+    return load_config(path, [f"mixture.probe_budget={budget}", f"data.pairs={PAIRS}", *overrides])
+
+
+def test_of_many_pairs_an_update_probes_a_part_if_updates_of_all_would_be_rare():
+    config = within_budget(many_pairs(0.01), 20_000)
+    assert in_parts(config)
+    assert config.mixture.every == 400
+    assert probe_share(config) == 0.01
+    assert probe_passes(config) == int(0.01 * config.train.tokens / 4000 * 400)
+    assert not in_parts(within_budget(many_pairs(0.3), 20_000))
+    assert not in_parts(within_budget(many_pairs(0.9, "mixture.step_ahead=0.001"), 20_000))
+    few = load_config(ROOT / "recipes" / "ted-related-m2o.toml", ["mixture.probe_budget=0.001"])
+    assert not in_parts(within_budget(few, 20_000))
+
+
+def test_a_budget_too_small_for_a_part_is_one_sentence():
+    with pytest.raises(UserError, match=r"probe_budget = 0.0001 is too small: .* 25,000 steps"):
+        within_budget(many_pairs(0.0001), 20_000)
+
+
+def test_an_update_of_a_training_probes_many_pairs_by_mixed_batches(corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(length, "ALL_PAIRS", 1)
+    monkeypatch.setattr(length, "LEAST_BATCHES", 2)
+    overrides = ("mixture.probe_budget=0.2", "train.max_steps=400", "train.tokens=2000", "train.batch_tokens=2000")
+    training = Training(small_config(corpus, monkeypatch, *overrides, "mixture.method=anchored"), tmp_path / "run")
+    with contextlib.closing(training):
+        assert in_parts(training.config)
+        update = training.balancer.update()
+    assert update.skipped is None
+    assert set(update.rewards) == set(training.data)
+    assert set(update.train_losses) == set(update.probed)

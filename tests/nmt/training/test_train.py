@@ -31,7 +31,7 @@ from multidds.nmt.training.train import Training, train
 
 def data_of(config):
     prepared = Prepared(config)
-    return {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+    return {name: Sentences(prepared, name, "train") for name in config.data.names}
 
 
 class NoWaiting(TorchDispatchMode):

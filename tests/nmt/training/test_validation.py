@@ -36,7 +36,7 @@ def model_and_dev(config):
     model = make_model(config, prepared.vocabulary).eval()
     with torch.no_grad():  # probabilities worth multiplying
         model.target_embedding.weight *= 3
-    return model, {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
+    return model, {name: Sentences(prepared, name, "dev") for name in config.data.names}
 
 
 def naive(model, sentences):

@@ -1,8 +1,4 @@
-"""Token-sized batches of language pairs: what a step sees, what a probe sees, what a validation sees.
-
-Training batches are cut from a pool of draws sorted by length. A pool is made for a given number of steps, which never
-reaches past the next update of the mixture, so every batch is drawn with the mixture of its moment.
-"""
+"""Batches of sentence pairs as packed tokens, without padding, and how sentences are cut into batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +14,13 @@ from .sentences import Item, Sentences
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the tokens of packed sentences (one after another, no padding) stand in a padded [B, L], and back."""
+    """The places of packed tokens (sentences one after another, no padding) in a padded [B, L], and back."""
 
     sentences: int  # B
     longest: int  # L
     positions: Tensor  # [N]: of each token in its sentence
     places: Tensor  # [N]: of each token in the flattened [B * L]
-    tokens: Tensor  # [B * L]: which token stands there; at padding any
+    tokens: Tensor  # [B * L]: the token that stands there; at padding any
     padding: Tensor  # [B * L - N]: the places without a token
 
     @staticmethod
@@ -45,7 +41,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed sentences. Everything that depends on the data is made on the CPU, so a step never has to wait for it."""
+    """Packed sentences. All that depends on the data is made on the CPU: no step has to wait for an accelerator."""
 
     source: Tensor  # [P]: tag, sentence, </s>
     target_in: Tensor  # [R]: <s> and the sentence
@@ -61,12 +57,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Target tokens."""
+        """The number of target tokens."""
         return len(self.target_out)
 
     @property
     def padded(self) -> int:
-        """Tokens of the longer side if it were padded: what a batch is measured by."""
+        """The tokens of the longer side if it were padded: the size of a batch."""
         return self.sentences * max(self.source_rows.longest, self.target_rows.longest)
 
     def to(self, device: torch.device) -> "Batch":
@@ -82,7 +78,7 @@ class Batch:
 
 
 def packed(sources: list[np.ndarray], targets: list[np.ndarray], origins: tuple[tuple[str, int], ...] = ()) -> Batch:
-    """A batch of sentences given as token numbers, without <s> and </s>."""
+    """Packs sentences, given as token numbers without <s> and </s>, into a batch."""
     source_rows, target_rows = (Rows.of([len(tokens) + 1 for tokens in side]) for side in (sources, targets))
     source = [part for tokens in sources for part in (tokens, [END])]
     target = [part for tokens in targets for part in ([BEGIN], tokens, [END])]
@@ -100,17 +96,18 @@ def packed(sources: list[np.ndarray], targets: list[np.ndarray], origins: tuple[
 
 
 def assemble(items: list[Item]) -> Batch:
+    """Reads and packs sentence pairs."""
     sources, targets = zip(*(sentences.tokens(i) for sentences, i in items), strict=True)
     return packed(list(sources), list(targets), tuple((sentences.name, i) for sentences, i in items))
 
 
 def evaluation_batches(sentences: Sentences, tokens: int) -> Iterator[Batch]:
-    """Every sentence once, similar lengths together, at most `tokens` padded tokens per batch."""
+    """Yields every sentence once, similar lengths together, at most `tokens` padded tokens per batch."""
     return map(assemble, evaluation_items(sentences, tokens))
 
 
 def evaluation_items(sentences: Sentences, tokens: int) -> Iterator[list[Item]]:
-    """The sentences of those batches."""
+    """Yields the sentences of those batches."""
     items: list[Item] = []
     longest = 0
     for i in np.lexsort((sentences.source_lengths + sentences.target_lengths, sentences.lengths)):
@@ -123,23 +120,23 @@ def evaluation_items(sentences: Sentences, tokens: int) -> Iterator[list[Item]]:
 
 
 def cut(items: list[Item], count: int) -> list[list[Item]]:
-    """Sorted by length and cut into exactly `count` batches, of as few padded tokens each as that allows."""
+    """Sorts sentences by length and cuts them into `count` batches, such that the largest has few padded tokens."""
     sources, targets = np.array([s.sizes(i) for s, i in items], np.int32).T
     longer = np.maximum(sources, targets)
     order = np.lexsort((sources + targets, longer))  # by the longer side: half the padding of sorting by one of them
     lengths = longer[order]
 
     def edges(limit: int) -> list[int]:
-        """Where batches begin if none may have more than `limit` padded tokens."""
-        found, i = [0], 0
+        """Returns the beginnings of batches of at most `limit` padded tokens."""
+        begins, i = [0], 0
         while i < len(lengths):
             ahead = lengths[i : i + limit // int(lengths[i]) + 1]
             i += max(1, int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), limit, "right")))
-            found.append(i)
-        return found
+            begins.append(i)
+        return begins
 
     low, high = int(lengths.sum()) // count, int(lengths[-1]) * len(lengths)
-    while low < high:  # the smallest limit that needs no more batches than there may be
+    while low < high:  # the smallest limit that gives at most `count` batches
         middle = (low + high) // 2
         if len(edges(middle)) - 1 <= count:
             high = middle

@@ -1,7 +1,4 @@
-"""The sentence pairs of one split of one language pair, as training sees them: with tags and ends counted.
-
-Lengths and tokens are read from the shards when they are asked for. What batches are made of them is `batches`'.
-"""
+"""The sentence pairs of one split of one language pair, with language tags and ends of sentences counted."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -9,42 +6,47 @@ from typing import Any
 
 import numpy as np
 
-from ..config.config import Config
 from ..prepare import Prepared
 from ..prepare.vocabulary import END
 
 
 class Sentences:
-    """One split of one language pair. Lengths and tokens are read when they are asked for; none are kept in memory."""
+    """One split of one language pair. Lengths and tokens are read when they are asked for; none are kept in memory.
 
-    def __init__(self, config: Config, prepared: Prepared, pair: str, split: str) -> None:
+    prepared: the data.
+    pair: the name of the language pair.
+    split: "train" or "dev".
+    """
+
+    def __init__(self, prepared: Prepared, pair: str, split: str) -> None:
         self.name = pair
         self._stored = prepared.stored(pair, split)
         self.tag = prepared.tags[pair]
         self._extra = 1 + (self.tag is not None)
-        # Tokens of the longer sides, each with tag and </s>: the sum of `lengths`, of which nothing has to be read.
+        # Tokens of the longer sides, each with tag and </s>: the sum of `lengths`, without reading them.
         self.all_tokens = prepared.longer_tokens(pair, split) + len(self._stored)
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def sizes(self, i: int) -> tuple[int, int]:
-        """The tokens of source, with tag and </s>, and target, with </s>, of sentence pair i."""
+        """Returns the tokens of source, with tag and </s>, and target, with </s>, of sentence pair i."""
         source, target = self._stored.sizes(i)
         return source + self._extra, target + 1
 
     @cached_property
     def source_lengths(self) -> np.ndarray:
-        """Of every sentence pair, in memory: for dev sets."""
+        """The source tokens of every sentence pair, in memory: for dev sets."""
         return self._all_sizes[:, 0] + np.int32(self._extra)
 
     @cached_property
     def target_lengths(self) -> np.ndarray:
+        """The target tokens of every sentence pair, in memory: for dev sets."""
         return self._all_sizes[:, 1] + np.int32(1)
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """The size of a sentence pair: that of its longer side."""
+        """The tokens of the longer side of every sentence pair."""
         longer: np.ndarray = np.maximum(self.source_lengths, self.target_lengths)
         return longer
 
@@ -53,12 +55,12 @@ class Sentences:
         return self._stored.all_sizes().astype(np.int32)
 
     def tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source, behind its tag if it has one, and target of sentence pair i, without <s> and </s>."""
+        """Returns source, behind its tag if it has one, and target of sentence pair i, without <s> and </s>."""
         source, target = self._stored.tokens(i)
         return source if self.tag is None else np.concatenate([[self.tag], source]), target
 
     def text(self, i: int, vocabulary: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-        """Source and target of sentence pair i, without the tag, as far as their tokens tell."""
+        """Returns the text of source and target of sentence pair i, without the tag, with <unk> for unknown pieces."""
         source, target = self._stored.tokens(i)
         return _text(source, vocabulary["source"]), _text(target, vocabulary["target"])
 

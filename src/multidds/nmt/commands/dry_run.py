@@ -20,7 +20,7 @@ TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
 def describe(config: Config, console: Console) -> None:
     """Prints the config and what follows from it."""
     prepared = Prepared(config)
-    data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
+    data = {name: Sentences(prepared, name, "train") for name in config.data.names}
     steps = planned_steps(config, data)
     config = within_budget(config, steps)
     settings, sizes = config.mixture, {name: len(sentences) for name, sentences in data.items()}

@@ -106,8 +106,8 @@ class Training:
         self.passed_over = [] if found is None else found.passed_over
         earlier = earlier_run(config, prepared) if found is None else None
 
-        self.data = {name: Sentences(config, prepared, name, "train") for name in config.data.names}
-        self.dev = {name: Sentences(config, prepared, name, "dev") for name in config.data.names}
+        self.data = {name: Sentences(prepared, name, "train") for name in config.data.names}
+        self.dev = {name: Sentences(prepared, name, "dev") for name in config.data.names}
         self.total = sum(len(sentences) for sentences in self.data.values())
         steps = planned_steps(config, self.data)
         self.config = config = within_budget(config, steps, None if found is None else read_run(folder)[0])
