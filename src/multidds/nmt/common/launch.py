@@ -51,16 +51,12 @@ def form_group() -> None:
     if size == 1:
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else every lost connection is a screen of stack frames
-    import torch
     import torch.distributed as dist
 
     place = "{}:{}".format(*(os.environ[name] for name in LAUNCHED[2:]))
     try:
         store = (_opened if rank == 0 else _joined)(_store(PATIENCE), rank, size, place)
-        with_cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        # Decisions of the ranks go through main memory (gloo), so that no step has to wait for a GPU.
-        backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)
+        dist.init_process_group(backend(), store=store, rank=rank, world_size=size, timeout=_FOREVER)
         ring = dist.new_group(backend="gloo", timeout=_FOREVER)
     except (RuntimeError, ValueError) as error:  # also torch's own errors of stores and networks
         first = str(error).splitlines()[0]
@@ -71,6 +67,14 @@ def form_group() -> None:
         # torchrun sends SIGTERM to the others when one has died; they still print why they exit.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     watcher.start()
+
+
+def backend() -> str:
+    """Returns the backends of the group. Decisions go through main memory (gloo): no step has to wait for a GPU."""
+    import torch
+    import torch.distributed as dist
+
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
 def _store(seconds: float) -> "Store":

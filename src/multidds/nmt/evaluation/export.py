@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..common.checksummed import check_digest, checksummed, read_checksummed, sha256
+from ..common.checksummed import check_files, checksummed, read_checksummed, sha256
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import printable
 from ..common.files import LOCK, locked, whole_folder
@@ -54,12 +54,8 @@ def export(run: Path, notice: Notice = lambda text: None) -> Path:
 
 def read_export(folder: Path) -> dict[str, Any]:
     """The stamp of an exported folder, with the digests of its files; a DamagedError if one of them differs."""
-    try:
-        stamp = read_checksummed(folder / STAMP, _REMEDY)
-    except FileNotFoundError:
-        raise DamagedError(f"{folder / STAMP}: is missing; {_REMEDY}") from None
-    for name, digest in stamp["files"].items():
-        check_digest(folder / name, digest, _REMEDY)
+    stamp = read_checksummed(folder / STAMP, _REMEDY)
+    check_files(folder, stamp, _REMEDY)
     return stamp
 
 
