@@ -78,8 +78,7 @@ def text(corpus):
 
 @pytest.fixture(scope="session")
 def tiny(corpus):
-    """recipes/tiny.toml prepared, trained and evaluated by the commands; the folder that holds data/ and"
-    " runs/tiny."""
+    """recipes/tiny.toml prepared, trained and evaluated by the commands; the folder that holds data/ and runs/tiny."""
     recipe = ROOT / "recipes" / "tiny.toml"
     multidds("prepare", recipe, cwd=corpus)
     multidds("train", recipe, "--run", "runs/tiny", cwd=corpus)

@@ -12,7 +12,7 @@ import pytest
 import readme_picture
 from conftest import ROOT
 
-from multidds import Anchored
+from multidds.rules import Anchored, Evidence
 
 pytestmark = [
     pytest.mark.nightly(part="results"),
@@ -129,14 +129,13 @@ LEARNED = [path for path in FILES if path.name.split(".")[1] == "anchored"]
 
 @pytest.mark.parametrize("path", LEARNED, ids=lambda path: path.stem)
 def test_recorded_mixtures_are_those_of_the_rule_as_it_is_now(path):
-    """Rewards and noise of the run, through the rule of today: what is left is the anchor, the same at "
-    "every update."""
+    """Rewards and noise of the run, through the rule of today: what is left is the anchor, the same at every update."""
     updates = json.loads(path.read_text())["updates"]
-    names = sorted(updates[0]["mixture"])
-    rule, anchors = Anchored().started([1 / len(names)] * len(names)), []
+    uniform = dict.fromkeys(updates[0]["mixture"], 1 / len(updates[0]["mixture"]))
+    rule, anchors = Anchored().start(uniform), []
     for update in updates:
-        tilted = rule.step(*([update[key][name] for name in names] for key in ("rewards", "noise")))
-        left = [update["mixture"][name] / p for name, p in zip(names, tilted, strict=True)]
+        tilted = rule.step(Evidence(update["rewards"], update["noise"]), plan=uniform)
+        left = [update["mixture"][name] / p for name, p in tilted.items()]
         anchors.append([x / sum(left) for x in left])
     for anchor in anchors[1:]:
         assert anchor == pytest.approx(anchors[0], rel=1e-3)

@@ -1,5 +1,4 @@
-"""The documentation site: it builds without a warning, every link in it leads somewhere, and it "
-"needs no network."""
+"""The documentation site: it builds without a warning, every link in it leads somewhere, and it needs no network."""
 
 import subprocess
 import sys

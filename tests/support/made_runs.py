@@ -17,8 +17,7 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was
 def make_run(
     folder, names, setting="s", seed=1, updates=12, quality=0.5, scored=True, finished="60 steps", train=None, **mixture
 ):
-    """A run of `mixture` settings on the pairs `names`; `quality` is the share of words that it "
-    "translates right."""
+    """A run of `mixture` settings on the pairs `names`; `quality` is the share of words that it translates right."""
     rng = random.Random(f"{setting} {seed} {sorted(mixture.items())} {len(names)}")
     config = {
         "data": {

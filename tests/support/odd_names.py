@@ -1,5 +1,4 @@
-"""Names of datasets that are text and nothing else: paths, markup, control characters, what file "
-"systems dislike."""
+"""Names of datasets that are text and nothing else: paths, markup, control characters, what file systems dislike."""
 
 NAMES = (
     "HuggingFaceH4/ultrachat_200k",

@@ -68,8 +68,7 @@ def softmax(psi):
 
 
 def scorer_step(psi, reward, lr, weighted_by_p=False):
-    """psi + lr * sum_i R_i grad log P(i), where d log P(i) / d psi_j = [i = j] - P(j); or each term "
-    "times P(i)."""
+    """psi + lr * sum_i R_i grad log P(i), where d log P(i) / d psi_j = [i = j] - P(j); or each term times P(i)."""
     p = softmax(psi)
     new = dict(psi)
     for i in psi:
@@ -91,8 +90,7 @@ def example_rewards(model, losses, batch, direction):
 
 
 def example_scorer_step(network, batch, rewards, lr):
-    """psi + lr * mean_i R_i grad log P(x_i, y_i; psi), P the softmax over the batch; moves the network "
-    "in place."""
+    """psi + lr * mean_i R_i grad log P(x_i, y_i; psi), P the softmax over the batch; moves the network in place."""
     total = [torch.zeros_like(p) for p in network.parameters()]
     for i, reward in enumerate(rewards):
         scores = network(batch)

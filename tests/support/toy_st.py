@@ -1,5 +1,4 @@
-"""A small trainer of sentence-transformers with its data, tokenizer and model, made here: nothing is"
-" downloaded."""
+"""A small trainer of sentence-transformers with its data, tokenizer and model, made here: nothing is downloaded."""
 
 import datasets
 import torch

@@ -6,8 +6,7 @@ from torch.utils.data import TensorDataset
 
 
 class Everything(nn.Module):
-    """Dropout, batch norm, a non-persistent buffer that moves, one that is replaced, frozen, tied and "
-    "unused parts."""
+    """Dropout, batch norm, a non-persistent buffer that moves, one that is replaced, frozen, tied and unused parts."""
 
     def __init__(self, width=6):
         super().__init__()

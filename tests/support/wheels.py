@@ -39,8 +39,7 @@ SYLLABLES = {
 
 
 def make_wheels(folder, sizes=SIZES):
-    """Two wheels, one of gettext and one of JSON catalogues, and the list that names them: its path is "
-    "returned."""
+    """Two wheels, one of gettext and one of JSON catalogues, and the list that names them: its path is returned."""
     folder.mkdir(parents=True, exist_ok=True)
     english = sentences()
     po, mo_and_json = {}, {"words/translations/en.json": json.dumps(nested(english))}
