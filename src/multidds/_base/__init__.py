@@ -1,1 +1,9 @@
-"""To be said."""
+"""The ground floor: checks, states, random numbers, ranks and text, without datasets or models.
+
+`checks` raises errors with place, fault and value; `state` has the version of states; `randomness` makes random numbers
+functions of a key; `ranks` sums over processes; `text` puts mixtures into a line.
+
+>>> from multidds._base.randomness import derive
+>>> derive(1, "order", "cs-en", 3) == derive(1, "order", "cs-en", 3) != derive(1, "order", "cs-en", 4)
+True
+"""

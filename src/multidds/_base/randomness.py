@@ -1,7 +1,7 @@
-"""Random numbers as pure functions of a key, code run under a seed without leaving a trace, states to be saved.
+"""Random numbers as functions of a key, and random states that are put back or saved.
 
-Nothing here has a state of its own: seeds, points and permutations are computed from (seed, name,
-position, ...), so that order of datasets, number of processes and resuming cannot change them.
+Seeds, points and permutations are computed from (seed, name, position, ...), so that the order of datasets, the number
+of processes and resuming cannot change them.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _MASK = (1 << 64) - 1
 
 
 def derive(*key: int | str) -> int:
-    """A seed of 63 bits for a key such as (seed, "order", name, 3): equal keys, equal seeds."""
+    """Returns a seed of 63 bits for a key such as (seed, "order", name, 3): equal keys have equal seeds."""
     parts = [f"{type(part).__name__}:{part}" for part in key]
     text = "\x1f".join(parts)
     # Any text may be a name: also one with the separator in it, or with half a surrogate pair.
@@ -30,22 +30,22 @@ def derive(*key: int | str) -> int:
 
 
 def mix(value: int) -> int:
-    """Scramble 64 bits (the finaliser of SplitMix64): neighbouring values come out unrelated."""
+    """Scrambles 64 bits (the finaliser of SplitMix64): neighbouring values come out unrelated."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
 def point(key: int, position: int) -> float:
-    """The uniform number in [0, 1) at a position of the sequence that belongs to the key."""
+    """Returns the uniform number in [0, 1) at a position of the sequence of a key."""
     value = (key + position * 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK  # `mix`, without the price of a call
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK  # `mix`, without the cost of a call
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return ((value ^ (value >> 31)) >> 11) * 2.0**-53
 
 
 def points(key: int, start: int, stop: int) -> np.ndarray:
-    """`point` at all positions from `start` to `stop`: an array, made in the same steps as there. # [stop - start]"""
+    """Returns `point` at all positions from `start` to `stop`, in the same arithmetic. # [stop - start]"""
     value = np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -55,8 +55,8 @@ def points(key: int, start: int, stop: int) -> np.ndarray:
 class Permutation:
     """A keyed permutation of range(size), computed per index: nothing of the size of the range is stored.
 
-    A Feistel network over pairs (left, right) of numbers below ceil(sqrt(size)); where an image falls
-    outside the range it is permuted again until it falls inside (cycle walking; rarely more than once).
+    It is a Feistel network over pairs (left, right) of numbers below ceil(sqrt(size)); an image outside the range is
+    permuted again until it falls inside (cycle walking; rarely more than once).
     """
 
     _ROUNDS = 6
@@ -80,7 +80,7 @@ class Permutation:
 
 
 def seed_all(seed: int, devices: Iterable[torch.device] = (), generators: Iterable[torch.Generator] = ()) -> None:
-    """Seed `random`, `numpy.random`, torch on the CPU and on the given devices, and the given generators."""
+    """Seeds `random`, `numpy.random`, torch on the CPU and on the given devices, and the given generators."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
@@ -92,12 +92,12 @@ def seed_all(seed: int, devices: Iterable[torch.device] = (), generators: Iterab
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
-    """Where `random`, `numpy.random` and torch, on the CPU and on a device, are: tensors, to be saved."""
+    """Returns the states of `random`, `numpy.random` and torch, on the CPU and on a device, as tensors."""
     (version, words, python_gauss), (_, keys, *place, numpy_gauss), cpu, others = _states([device])
     return {
         "python": torch.tensor([version, *words]),
         "numpy": torch.tensor([*keys.tolist(), *place]),
-        # The second of a pair of normal numbers, if only the first has been asked for.
+        # The second of a pair of normal numbers, if only the first has been drawn.
         "gauss": torch.tensor([python_gauss is not None, python_gauss or 0.0, numpy_gauss], dtype=torch.float64),
         "cpu": cpu,
         **({"device": others[0][1]} if others else {}),
@@ -105,7 +105,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
-    """Put back what `random_states` has returned."""
+    """Puts back what `random_states` has returned."""
     version, *words = states["python"].tolist()
     *keys, place, has_gauss = states["numpy"].tolist()
     has_python_gauss, python_gauss, numpy_gauss = states["gauss"].tolist()
@@ -115,7 +115,7 @@ def set_random_states(device: torch.device, states: Mapping[str, Tensor]) -> Non
 
 
 def _states(devices: Iterable[torch.device]) -> tuple[Any, Any, Tensor, list[tuple[torch.device, Tensor]]]:
-    """Of `random`, of `numpy.random`, of torch on the CPU and on the given devices."""
+    """Returns the states of `random`, of `numpy.random`, of torch on the CPU and on the given devices."""
     others = [(d, torch.get_device_module(d).get_rng_state(d)) for d in _accelerators(devices)]
     return random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state(), others
 
@@ -130,7 +130,7 @@ def _set_states(python: Any, numpy: Any, cpu: Tensor, others: Iterable[tuple[tor
 
 @contextmanager
 def preserved(devices: Iterable[torch.device] = (), generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Put everything that `seed_all` touches back after the block, bit for bit. About 0.1 ms, most of it numpy's."""
+    """Puts everything that `seed_all` changes back after the block, bit for bit. About 0.1 ms, most of it numpy's."""
     states = _states(devices)
     generator_states = [(generator, generator.get_state()) for generator in generators]
     try:
@@ -143,7 +143,7 @@ def preserved(devices: Iterable[torch.device] = (), generators: Iterable[torch.G
 
 @contextmanager
 def isolated(seed: int, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Run a block under a seed without leaving a trace."""
+    """Runs a block under a seed, and puts all random states back afterwards."""
     generators = list(generators)
     with preserved(generators=generators):
         seed_all(seed, generators=generators)

@@ -1,7 +1,7 @@
-"""What states have in common: a version, keys, names and sizes.
+"""The common part of states: a version, keys, names and sizes.
 
-A state is plain values (numbers, strings, lists and dicts) and tensors, so that it loads without executing code. The
-object that a user saves writes `VERSION`; loading checks the version and the keys, builds the new parts, and swaps them
+A state is plain values (numbers, strings, lists and dicts) and tensors, so that it loads without executing code. An
+object that a user saves writes `VERSION`; loading checks version, names and sizes, builds the new parts, and swaps them
 in at the end, so that an exception leaves the object as it was.
 """
 

@@ -1,9 +1,9 @@
 """Linear sketches of gradients: a few thousand numbers that keep inner products.
 
-Every coordinate of a parameter goes to one of `buckets` sums with a random sign. Place and sign are
-computed from the parameter's name and the coordinate's index, so replicas and shards agree and nothing
-is stored per coordinate. Linear: the sketch of an average is the average of the sketches (replicas), the
-sketch of a concatenation is the sum of the sketches of its parts (shards).
+Every coordinate of a parameter goes to one of `buckets` sums with a random sign. Place and sign are computed from the
+parameter's name and the coordinate's index, so ranks and shards agree and nothing is stored per coordinate. Linear: the
+sketch of an average is the average of the sketches (ranks), the sketch of a concatenation is the sum of the sketches of
+its parts (shards).
 
 A block of `buckets` neighbouring coordinates is multiplied by one sequence of random signs, then by a random sign and
 rotated by a random amount of its own, and folded onto the sums: one read of the gradient, at memory speed.
@@ -17,11 +17,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-_Plan: TypeAlias = tuple[list[int], list[list[int]]]  # sizes of stretches of the values, and where each is added
+_Plan: TypeAlias = tuple[list[int], list[list[int]]]  # sizes of slices of the values, and the place of each
 
 
 class Sketcher:
-    """Makes sketches of one length; equal `buckets` and `seed` make comparable sketches on any machine."""
+    """A maker of sketches of one length; equal `buckets` and `seed` make comparable sketches on any machine."""
 
     def __init__(self, buckets: int | str, seed: int = 0) -> None:
         if not isinstance(buckets, int) or isinstance(buckets, bool) or buckets < 1:
@@ -32,19 +32,20 @@ class Sketcher:
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
         self._signs = torch.randint(0, 2, (buckets,), generator=generator, device="cpu").mul_(2).sub_(1)
-        self._on: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # the signs, where they were needed
+        self._signs_on: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._plans: dict[tuple[str, int, int], _Plan] = {}  # of every parameter: making one costs as much as using it
 
     def new(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Returns a sketch of zero."""
         return torch.zeros(self.buckets, dtype=dtype, device=device)
 
     def add(self, sketch: Tensor, name: str, values: Tensor, start: int = 0) -> None:
-        """Add one parameter's gradient, or the part of it that begins at flat index `start`, to a sketch in place."""
+        """Adds one parameter's gradient, or the part of it that begins at flat index `start`, to a sketch in place."""
         values = values.reshape(-1)
         kind = (sketch.device, sketch.dtype)
-        if kind not in self._on:
-            self._on[kind] = self._signs.to(device=sketch.device, dtype=sketch.dtype)
-        signs = self._on[kind]
+        if kind not in self._signs_on:
+            self._signs_on[kind] = self._signs.to(device=sketch.device, dtype=sketch.dtype)
+        signs = self._signs_on[kind]
         sizes, folds = self._plan(name, values.numel(), start)
         for part, (at, first, sign) in zip(torch.split(values, sizes), folds, strict=True):
             length = part.numel()
@@ -60,10 +61,10 @@ class Sketcher:
         return self._plans[key]
 
     def _folds(self, name: str, count: int, start: int) -> Iterator[tuple[int, int, int, int]]:
-        """(length, place in the sums, place in the signs, sign) of one stretch of the values after another."""
+        """Yields (length, place in the sums, place in the signs, sign) of one slice of the values after another."""
         m, done = self.buckets, 0
         while done < count:
-            block, first = divmod(start + done, m)  # the stretch lies in this block, from this place on
+            block, first = divmod(start + done, m)  # the slice is in this block, from this place on
             length = min(m - first, count - done)
             rotation, sign = self._place(name, block)
             bucket = (first + rotation) % m
@@ -74,7 +75,7 @@ class Sketcher:
             done += length
 
     def _place(self, name: str, block: int) -> tuple[int, int]:
-        """(rotation, sign) of a block."""
+        """Returns (rotation, sign) of a block."""
         digest = hashlib.blake2b(f"{self._seed}\x1f{name}\x1f{block}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "little")
         return (number >> 1) % self.buckets, 1 if number & 1 else -1

@@ -1,7 +1,7 @@
-"""Limits that every rule keeps: shares between bounds, and no more passes over a dataset than are allowed."""
+"""`Limits`: bounds of shares and of passes that every rule keeps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ from .._base.state import check_keys
 from .mixture import Mixture
 
 Bounds: TypeAlias = Mapping[str, tuple[float, float]]
+_ANY = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,14 @@ class Limits:
     """Limits of a mixture that every rule keeps.
 
     bounds: {name: (low, high)}: limits of shares. A name is that of a dataset, or of a group: then it limits the sum of
-        the shares of its datasets. None: no bounds.
-    max_passes: how many times training may pass through a dataset: a number, or {name: number}. It needs the sizes of
-        the datasets and the length of the training. None: any number.
+        the shares of its datasets. Default None: no bounds.
+    max_passes: passes of training over a dataset, at most: a number, or {name: number}. It needs the sizes of the
+        datasets and the length of the training. Default None: any number.
+
+    >>> limits = Limits(bounds={"web": (0.0, 0.75)}, max_passes=4)
+    >>> tracker = limits.tracker(["web", "books"], sizes={"web": 9000, "books": 100}, draws=1000, steps=10)
+    >>> tracker.applied({"web": 0.9, "books": 0.1}, step=0)
+    {'web': 0.75, 'books': 0.25}
     """
 
     bounds: Bounds | None = None
@@ -44,28 +50,30 @@ class Limits:
         draws: float | None = None,
         steps: int | None = None,
     ) -> "LimitTracker":
-        """Applies the limits to one training; an error if no mixture can keep them.
+        """Returns the limits applied to one training; an error if no mixture can keep them.
 
         names: of the datasets.
-        groups: {dataset: group}; bounds may then have names of groups, too.
-        sizes: {dataset: number of examples}. draws: examples that the whole training draws. steps: its optimizer steps.
-            `max_passes` needs all three.
+        groups: {dataset: group}, if bounds have names of groups.
+        sizes: {dataset: number of examples}; `max_passes` needs it.
+        draws: examples that the whole training draws; `max_passes` needs it.
+        steps: optimizer steps of the whole training; `max_passes` needs it.
         """
-        check_bounds("Limits: bounds", tuple(names), self.bounds or {}, groups)
+        bounds, groups = self.bounds or {}, groups or {}
+        _check_bounds(names, bounds, groups)
         if self.max_passes is None:
-            return LimitTracker(names, self.bounds or {}, groups or {}, {}, 0.0, 0)
+            return LimitTracker(names, bounds, groups, {}, 0.0, 0)
         given = {"sizes": sizes, "draws": draws, "steps": steps}
         missing = [word for word, value in given.items() if value is None]
-        if missing or sizes is None or draws is None or steps is None:
+        if sizes is None or draws is None or steps is None:
             raise ValueError(f"Limits: max_passes needs sizes, draws and steps, but there are no {', '.join(missing)}.")
-        by_name = self.max_passes if isinstance(self.max_passes, Mapping) else dict.fromkeys(names, self.max_passes)
-        check_names("Limits: max_passes", names, [*names, *by_name])
-        most_draws = {name: passes * sizes[name] for name, passes in by_name.items()}
-        return LimitTracker(names, self.bounds or {}, groups or {}, most_draws, draws / steps, steps)
+        passes = self.max_passes if isinstance(self.max_passes, Mapping) else dict.fromkeys(names, self.max_passes)
+        check_names("Limits: max_passes", names, [*names, *passes])
+        most_draws = {name: most * sizes[name] for name, most in passes.items()}
+        return LimitTracker(names, bounds, groups, most_draws, draws / steps, steps)
 
 
 class LimitTracker:
-    """The limits of one training, and the draws that its mixtures have made so far."""
+    """The limits of one training, and the draws of each dataset so far."""
 
     def __init__(
         self,
@@ -76,10 +84,10 @@ class LimitTracker:
         draws_per_step: float,
         steps: int,
     ) -> None:
-        """most_draws: {dataset: draws that its passes allow}, without those that have no such limit."""
+        """most_draws: {dataset: draws that its passes allow}, of datasets with a limit of passes."""
         datasets = set(names)
         self._bounds = {name: bound for name, bound in bounds.items() if name in datasets}
-        self._of_groups = {name: bound for name, bound in bounds.items() if name not in datasets}
+        self._group_bounds = {name: bound for name, bound in bounds.items() if name not in datasets}
         self._groups, self._most_draws = groups, most_draws
         self._draws_per_step, self._steps = draws_per_step, steps
         self._shares = dict.fromkeys(names, 0.0) if most_draws else {}  # the sum of each probability over the steps
@@ -93,69 +101,38 @@ class LimitTracker:
                 self._shares[name] += p
 
     def applied(self, probabilities: Mapping[str, float], step: int) -> dict[str, float]:
-        """The probabilities within the limits, for the steps after this one."""
+        """Returns the probabilities within the limits, for the steps after this one."""
         bounds = dict(self._bounds)
-        if self._most_draws:
-            drawn = {name: share * self._draws_per_step for name, share in self._shares.items()}
-            left = passes_left(self._most_draws, drawn, (self._steps - step) * self._draws_per_step)
-            for name, most in left.items():
-                low, high = bounds.get(name, (0.0, 1.0))
+        draws_left = (self._steps - step) * self._draws_per_step
+        if self._most_draws and draws_left > 0:
+            for name, most_draws in self._most_draws.items():
+                drawn = self._shares[name] * self._draws_per_step
+                most = min(1.0, max(0.0, most_draws - drawn) / draws_left)
+                low, high = bounds.get(name, _ANY)
                 bounds[name] = (min(low, most), min(high, most))
-        if self._of_groups:
-            return within_groups(probabilities, bounds, self._groups, self._of_groups)
+        if self._group_bounds:
+            return within_groups(probabilities, bounds, self._groups, self._group_bounds)
         return within(probabilities, bounds) if bounds else dict(probabilities)
 
     def state_dict(self) -> dict[str, Any]:
         return {"shares": dict(self._shares), "counted": self._counted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the draws that the other tracker has counted."""
         check_keys("Limits", state, "shares", "counted")
         if self._most_draws:
             check_names("Limits: state", self._shares, state["shares"])
             self._shares, self._counted = dict(state["shares"]), state["counted"]
 
 
-def within_groups(
-    probabilities: Mapping[str, float], bounds: Bounds, groups: Mapping[str, str], of_groups: Bounds
-) -> dict[str, float]:
-    """The probabilities, each within its bounds and the sum of each group within those of the group.
-
-    First the groups: their shares are scaled by one common factor where their bounds, and those of their datasets,
-    allow; then the datasets of each, within its share. Datasets without a group with bounds are one group.
-    """
-    members: dict[str | None, dict[str, float]] = {}
-    for name, p in probabilities.items():
-        group = groups.get(name)
-        members.setdefault(group if group in of_groups else None, {})[name] = p
-    rooms: dict[str, tuple[float, float]] = {}
-    for group, shares in members.items():
-        low, high = (0.0, 1.0) if group is None else of_groups[group]
-        room = [math.fsum(bounds.get(name, (0.0, 1.0))[side] for name in shares) for side in (0, 1)]
-        most = min(high, room[1])
-        rooms[group or ""] = (min(max(low, room[0]), most), most)
-    totals = within({group or "": math.fsum(shares.values()) for group, shares in members.items()}, rooms)
-    found: dict[str, float] = {}
-    for group, shares in members.items():
-        total, sum_now = totals[group or ""], math.fsum(shares.values())
-        if total <= 0 or sum_now <= 0:
-            found |= dict.fromkeys(shares, total / len(shares))
-            continue
-        relative = {
-            name: (bounds[name][0] / total, min(1.0, bounds[name][1] / total)) for name in shares if name in bounds
-        }
-        within_one = within({name: p / sum_now for name, p in shares.items()}, relative)
-        found |= {name: total * p for name, p in within_one.items()}
-    return {name: found[name] for name in probabilities}
-
-
 def within(probabilities: Mapping[str, float], bounds: Bounds) -> dict[str, float]:
-    """The probabilities, each within its bounds, with the others scaled by one common factor.
+    """Returns the probabilities, each within its bounds, with the others scaled by one common factor.
 
-    Where the upper bounds leave no room for a sum of 1, they are all exceeded by one common factor; where they leave
-    none at all, nothing changes.
+    If the upper bounds leave no room for a sum of 1, they are all exceeded by one common factor; if they leave none at
+    all, nothing changes.
     """
-    low = {name: bounds.get(name, (0.0, 1.0))[0] for name in probabilities}
-    high = {name: bounds.get(name, (0.0, 1.0))[1] for name in probabilities}
+    low = {name: bounds.get(name, _ANY)[0] for name in probabilities}
+    high = {name: bounds.get(name, _ANY)[1] for name in probabilities}
     room = math.fsum(high.values())
     if room <= 1:
         return {name: value / room for name, value in high.items()} if room else dict(probabilities)
@@ -172,50 +149,77 @@ def within(probabilities: Mapping[str, float], bounds: Bounds) -> dict[str, floa
         if middle in (small, large):  # no number is between them
             break
         small, large = (middle, large) if math.fsum(scaled(middle).values()) < 1 else (small, middle)
-    found = scaled(large)
-    total = math.fsum(found.values())
-    return {name: p / total for name, p in found.items()}
+    shares = scaled(large)
+    total = math.fsum(shares.values())
+    return {name: p / total for name, p in shares.items()}
 
 
-def check_bounds(where: str, names: tuple[str, ...], bounds: Bounds, groups: Mapping[str, str] | None = None) -> None:
-    """groups: {dataset: group}; bounds may then have names of groups, too."""
-    known = (*names, *sorted(set((groups or {}).values())))
-    check_names(where, known, [*known, *bounds])
-    datasets = set(names)
-    own = {name: bound for name, bound in bounds.items() if name in datasets}
-    if (total := math.fsum(low for low, _ in own.values())) > 1:
-        raise ValueError(f"{where}: the lower bounds sum to {total:g}, which is more than 1.")
-    if len(own) == len(names) and (total := math.fsum(high for _, high in own.values())) < 1:
-        raise ValueError(f"{where}: the upper bounds sum to {total:g}, which is less than 1.")
-    if len(own) < len(bounds):
-        _check_groups(where, names, own, {name: b for name, b in bounds.items() if name not in own}, groups or {})
+def within_groups(
+    probabilities: Mapping[str, float], bounds: Bounds, groups: Mapping[str, str], group_bounds: Bounds
+) -> dict[str, float]:
+    """Returns the probabilities, each within its bounds, and the sum of each group within those of the group.
+
+    First the sums of groups are scaled by one common factor, as far as their bounds and those of their datasets allow;
+    then the datasets of each within its sum. Datasets of groups without bounds are one group.
+
+    groups: {dataset: group}.
+    group_bounds: {group: (low, high)}.
+    """
+    members = _members(probabilities, groups, group_bounds)
+    sums = {group: math.fsum(probabilities[name] for name in names) for group, names in members.items()}
+    rooms = {}
+    for group, names in members.items():
+        low, high = group_bounds.get(group, _ANY)
+        least, most = _room(names, bounds)
+        most = min(high, most)
+        rooms[group] = (min(max(low, least), most), most)
+    new_sums = within(sums, rooms)
+    shares: dict[str, float] = {}
+    for group, names in members.items():
+        total = new_sums[group]
+        if total <= 0 or sums[group] <= 0:
+            shares |= dict.fromkeys(names, total / len(names))
+            continue
+        relative = {
+            name: (bounds[name][0] / total, min(1.0, bounds[name][1] / total)) for name in names if name in bounds
+        }
+        parts = within({name: probabilities[name] / sums[group] for name in names}, relative)
+        shares |= {name: total * p for name, p in parts.items()}
+    return {name: shares[name] for name in probabilities}
 
 
-def _check_groups(
-    where: str, names: tuple[str, ...], own: Bounds, of_groups: Bounds, groups: Mapping[str, str]
-) -> None:
-    """That some mixture is within the bounds of groups and of datasets together."""
-    least = most = 0.0
-    members: dict[str | None, list[str]] = {}
+def _members(names: Iterable[str], groups: Mapping[str, str], group_bounds: Bounds) -> dict[str, list[str]]:
+    """Returns {group: its datasets}; those of groups without bounds are together under ""."""
+    members: dict[str, list[str]] = {}
     for name in names:
-        members.setdefault(groups.get(name) if groups.get(name) in of_groups else None, []).append(name)
-    for group, inside in members.items():
-        low, high = (0.0, 1.0) if group is None else of_groups[group]
-        room = [math.fsum(own.get(name, (0.0, 1.0))[side] for name in inside) for side in (0, 1)]
+        group = groups.get(name, "")
+        members.setdefault(group if group in group_bounds else "", []).append(name)
+    return members
+
+
+def _room(names: Iterable[str], bounds: Bounds) -> tuple[float, float]:
+    """Returns the sums of the lower and of the upper bounds of datasets."""
+    own = [bounds.get(name, _ANY) for name in names]
+    return math.fsum(low for low, _ in own), math.fsum(high for _, high in own)
+
+
+def _check_bounds(names: Sequence[str], bounds: Bounds, groups: Mapping[str, str]) -> None:
+    """Raises a ValueError unless some mixture is within the bounds of datasets and groups together."""
+    known = (*names, *sorted(set(groups.values())))
+    check_names("Limits: bounds", known, [*known, *bounds])
+    datasets = set(names)
+    group_bounds = {name: bound for name, bound in bounds.items() if name not in datasets}
+    least = most = 0.0
+    for group, inside in _members(names, groups, group_bounds).items():
+        low, high = group_bounds.get(group, (0.0, math.inf))
+        room = _room(inside, bounds)
         if room[0] > high or room[1] < low:
             raise ValueError(
-                f"{where}: the group {group!r} has {low, high}, but the bounds of its datasets leave it "
+                f"Limits: bounds: the group {group!r} has {low, high}, but those of its datasets leave it "
                 f"{room[0]:g} to {room[1]:g}."
             )
         least, most = least + max(low, room[0]), most + min(high, room[1])
     if least > 1 + 1e-9:
-        raise ValueError(f"{where}: the lower bounds, groups included, sum to {least:g}, which is more than 1.")
+        raise ValueError(f"Limits: bounds: the lower bounds sum to {least:g}, which is more than 1.")
     if most < 1 - 1e-9:
-        raise ValueError(f"{where}: the upper bounds, groups included, sum to {most:g}, which is less than 1.")
-
-
-def passes_left(most_draws: Mapping[str, float], drawn: Mapping[str, float], left: float) -> dict[str, float]:
-    """The largest shares that keep every dataset within its draws if they hold for the `left` draws still to come."""
-    if left <= 0:
-        return {}
-    return {name: min(1.0, max(0.0, most - drawn[name]) / left) for name, most in most_draws.items()}
+        raise ValueError(f"Limits: bounds: the upper bounds sum to {most:g}, which is less than 1.")

@@ -1,7 +1,7 @@
-"""Named sampling probabilities: the static rules, and the object that a balancer moves.
+"""`Mixture`: named probabilities of datasets that can be moved, and the static rules that make them.
 
-A `Mixture` knows names and probabilities and which dataset a point of [0, 1) falls on. It owns no data
-and no randomness: `sampling` draws, `balancer` moves. Section 2 of the paper ("heuristic strategies").
+A mixture has names, probabilities, sizes, and a dataset for every point of [0, 1). It has no data and no randomness:
+`sampling` draws from it and a balancer moves it. Section 2 of the paper ("heuristic strategies").
 """
 
 import math
@@ -12,20 +12,20 @@ from itertools import accumulate
 from numbers import Real
 from typing import Any
 
-from .._base.checks import by_name, check_names, check_state, is_number, listed
+from .._base.checks import check_names, listed
 from .._base.state import VERSION, check_keys, check_sizes, check_version
 from .._base.text import shares
 from .planned import TRANSFER, WORTH, planned
 
-_SUM_TOLERANCE = 1e-6  # how far from 1 a given sum may be: float32 probabilities of 10,000 datasets pass
-_EXACT = 1e-9  # closer than this the numbers are kept bit for bit, so that a copy of a mixture equals it
+_SUM_TOLERANCE = 1e-6  # |sum - 1| <= 1e-6: float32 probabilities of 10,000 datasets pass
+_UNSCALED = 1e-9  # |sum - 1| <= 1e-9: kept bit for bit, so that a copy of a mixture equals it
 
 
 class Mixture:
     """The probability of each dataset. The names never change; a balancer changes the probabilities.
 
     probabilities: {name: probability}; they sum to 1.
-    sizes: {name: number of examples}, for rules that need them; None: unknown.
+    sizes: {name: number of examples}, for a plan and for limits of passes. Default None: unknown.
 
     >>> mixture = Mixture.temperature({"a": 1, "b": 9}, tau=2)
     >>> mixture["a"], mixture.names
@@ -36,17 +36,21 @@ class Mixture:
         self._names = _checked_names("Mixture", probabilities)
         self._index = {name: i for i, name in enumerate(self._names)}
         self.sizes = sizes
-        self.version = 0  # grows with every move, so that readers notice one without comparing
+        self.version = 0  # number of moves: readers notice a move without comparing probabilities
         self._set(probabilities)
 
     @classmethod
     def proportional(cls, sizes: Mapping[str, float]) -> "Mixture":
-        """In proportion to size: P(i) = size_i / sum of sizes, from sizes {name: examples}. The paper's prior."""
+        """Returns P(i) = size_i / sum of sizes, from sizes {name: examples}. The paper's prior."""
         return cls._scaled("Mixture.proportional", sizes, tau=1.0)
 
     @classmethod
     def temperature(cls, sizes: Mapping[str, float], tau: float) -> "Mixture":
-        """P(i) proportional to size_i^(1/tau), from sizes {name: examples}: 1 is proportional, infinity is uniform."""
+        """Returns P(i) in proportion to size_i^(1/tau).
+
+        sizes: {name: number of examples}.
+        tau: 1 is proportional, infinity is uniform.
+        """
         if not tau > 0:
             raise ValueError(f"Mixture.temperature: tau must be positive, but it is {tau}.")
         return cls._scaled("Mixture.temperature", sizes, tau)
@@ -59,10 +63,10 @@ class Mixture:
 
     @classmethod
     def uniform(cls, names: Iterable[str] | Mapping[str, float]) -> "Mixture":
-        """The same probability for each of the names; {name: examples} if the sizes are to be kept."""
+        """Returns the same probability for each of the names, which may be {name: examples} to keep the sizes."""
         sizes = None
         if isinstance(names, Mapping) and all(isinstance(size, Real) for size in names.values()):
-            sizes = names  # else {name: dataset}
+            sizes = names  # other values, such as datasets, are ignored
         names = list(names)
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"Mixture.uniform: the name {twice[0]!r} is there more than once.")
@@ -70,10 +74,14 @@ class Mixture:
 
     @classmethod
     def unimax(cls, sizes: Mapping[str, float], budget: float, max_passes: float) -> "Mixture":
-        """As uniform as `max_passes` over each dataset allow (UniMax, Chung et al. 2023).
+        """Returns the mixture that is as uniform as the passes allow (UniMax, Chung et al. 2023).
 
-        `budget` is what the whole training will see, in the unit of the sizes. From the smallest dataset
-        up, each gets an equal share of what is left of it, but at most `max_passes` times its size.
+        From the smallest dataset up, each gets an equal share of the rest of the budget, but at most `max_passes` times
+        its size.
+
+        sizes: {name: number of examples}.
+        budget: examples that the whole training will see, in the unit of the sizes.
+        max_passes: passes over each dataset, at most.
         """
         sizes = _checked_sizes("Mixture.unimax", sizes)
         for word, value in (("budget", budget), ("max_passes", max_passes)):
@@ -96,15 +104,15 @@ class Mixture:
         transfer: float = TRANSFER,
         worth: float = WORTH,
     ) -> "Mixture":
-        """The mixture that suits a training of this length: the shorter it is, the nearer to uniform.
+        """Returns the mixture that suits a training of this length: the shorter it is, the nearer to uniform.
+
+        It maximises the weighted sum over dev sets of log(examples that serve them, repeated ones counted for less).
 
         sizes: {name: number of examples}.
         draws: examples that the whole training will draw, in the unit of sizes.
-        weights: {name: how much its dev set counts}; None: all the same.
-        transfer: what an example is worth for the dev sets of other datasets, compared with its own.
-        worth: the passes after which a repeated example is worth 1/e of a new one (R* of Muennighoff et al. 2023).
-
-        It maximises the weighted sum over dev sets of log(examples that serve them, repeated ones counted for less).
+        weights: {name: weight of its dev set}. Default None: all the same.
+        transfer: value of an example for the dev sets of other datasets, relative to its own; 0 to 1.
+        worth: passes after which a repeated example is worth 1/e of a new one (R* of Muennighoff et al. 2023).
         """
         sizes = _checked_sizes("Mixture.planned", sizes)
         for word, value in (("draws", draws), ("worth", worth)):
@@ -122,25 +130,28 @@ class Mixture:
     def extended(
         cls, learned: "Mixture | Mapping[str, float]", sizes: Mapping[str, float], draws: float | None = None
     ) -> "Mixture":
-        """Adds datasets to a learned mixture, or leaves some out.
+        """Returns a learned mixture with other datasets: some are new, some may be left out.
 
         A new dataset gets the share that `Mixture.planned` gives it; the others divide the rest in proportion to their
         learned probabilities.
 
         learned: the mixture of an earlier training, or {name: probability}.
         sizes: {name: number of examples} of all datasets of the new training.
-        draws: examples that the new training will draw; None: as many as there are.
+        draws: examples that the new training will draw. Default None: as many as there are.
+
+        >>> Mixture.extended({"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 500, "b": 500, "new": 500})
+        Mixture(a 44%, new 33%, b 22%)
         """
         plan = cls.planned(sizes, sum(sizes.values()) if draws is None else draws)
         learned = learned if isinstance(learned, Mixture) else cls(learned)
         if set(learned) == set(plan):  # bit for bit
             return cls({name: learned[name] for name in plan}, sizes)
-        new = math.fsum(plan[name] for name in plan if name not in learned)
-        kept = math.fsum(learned[name] for name in plan if name in learned)
-        if not kept > 0:
+        new_share = math.fsum(plan[name] for name in plan if name not in learned)
+        old_share = math.fsum(learned[name] for name in plan if name in learned)
+        if not old_share > 0:
             raise ValueError(f"Mixture.extended: the learned mixture has none of the datasets {listed(plan)}.")
-        shares = {name: learned[name] / kept * (1 - new) if name in learned else plan[name] for name in plan}
-        return cls(shares, sizes)
+        scale = (1 - new_share) / old_share
+        return cls({name: learned[name] * scale if name in learned else plan[name] for name in plan}, sizes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -183,17 +194,17 @@ class Mixture:
         return f"Mixture({many}{shares(self.probabilities, 12 if not many else 4)})"
 
     def at(self, point: float) -> str:
-        """The dataset on which a point of [0, 1) falls; a uniformly random point makes a draw. O(log n)."""
-        # Without the last edge: no rounding leads past it.
+        """Returns the dataset on which a point of [0, 1) falls; a uniformly random point makes a draw. O(log n)."""
+        # Without the last edge, so that no rounding leads past it.
         return self._drawable[bisect_right(self._cumulative, point * self._cumulative[-1], 0, self._last)]
 
     @property
     def edges(self) -> dict[str, float]:
-        """{name: where its part of [0, 1) ends}: what `at` searches, for callers with many points."""
+        """{name: end of its part of [0, 1)}, for callers with many points."""
         return dict(zip(self._drawable, self._cumulative, strict=True))
 
     def move(self, probabilities: Mapping[str, float]) -> None:
-        """Replace the probabilities; the names must be the same. Every stream that shares this object follows suit."""
+        """Replaces the probabilities; the names must be the same. Every stream that shares this object follows."""
         check_names("Mixture.move", self._names, probabilities)
         self._set(probabilities)
         self.version += 1
@@ -203,21 +214,15 @@ class Mixture:
 
     @staticmethod
     def shares_in(state: Mapping[str, Any]) -> dict[str, float]:
-        """{dataset: probability} of a state, whatever its datasets are."""
-        check_state("Mixture", state, probabilities=by_name(is_number))
         return dict(state["probabilities"])
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that `load_state_dict` would refuse, without changing anything."""
-        check_version("Mixture", state)
-        check_keys("Mixture", state, "probabilities", "sizes")
-        check_names("Mixture: state", self._names, Mixture(state["probabilities"]))
-        if self._sizes is not None and state["sizes"] is not None:
-            check_sizes("Mixture", self._sizes, state["sizes"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the probabilities of a state; other names, or other sizes if both are known, are an error."""
-        self.check_state(state)
+        check_version("Mixture", state)
+        check_keys("Mixture", state, "probabilities", "sizes")
+        check_names("Mixture: state", self._names, state["probabilities"])
+        if self._sizes is not None and state["sizes"] is not None:
+            check_sizes("Mixture", self._sizes, state["sizes"])
         self.move(state["probabilities"])
 
     def _set(self, probabilities: Mapping[str, float]) -> None:
@@ -232,10 +237,10 @@ class Mixture:
                 f"Mixture: probabilities must sum to 1, but they sum to {total:g}. "
                 "Divide weights of another scale by their sum."
             )
-        scale = 1.0 if abs(total - 1) <= _EXACT else total
+        scale = 1.0 if abs(total - 1) <= _UNSCALED else total
         self._probabilities = tuple(probabilities[name] / scale for name in self._names)
-        # By name, not by position: the same draws whatever order the datasets were given in. Datasets
-        # of probability 0 are left out, so that no rounding can draw them.
+        # By name, not by position: the same draws in any order of the datasets. Datasets of probability 0 are left out,
+        # so that no rounding can draw them.
         self._drawable = tuple(sorted(name for name in self._names if self[name] > 0))
         self._cumulative = list(accumulate(self[name] for name in self._drawable))
         self._last = len(self._drawable) - 1

@@ -1,7 +1,6 @@
-"""Mixtures that change by a plan instead of by learning: from one to another over a share of the training.
+"""`Schedule`: mixtures that follow points in time instead of learning.
 
-`along` says which mixture rules when; `Schedule` moves a shared `Mixture` by it, as a balancer would: the free rivals
-of a learned mixture (proportional to uniform, Cooldown), and the anchor of `anchored`.
+Baselines of a learned mixture: from proportional to uniform, Cooldown.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,28 +11,28 @@ from .._base.state import VERSION, check_keys, check_version
 from .mixture import Mixture, check_mixture
 
 Points: TypeAlias = Sequence[tuple[float, Mapping[str, float]]]  # (share of the training that is done, probabilities)
-_MOVES = 100  # in a training, where nothing else is said: more would not be noticed
+_DEFAULT_MOVES = 100  # in a training
 
 
 def along(points: Points, done: float) -> dict[str, float]:
-    """The probabilities when this share of the training is done: on straight lines from point to point.
+    """Returns the probabilities when this share of the training is done: on straight lines from point to point.
 
-    Two points at one place are a jump there; before the first and behind the last point nothing changes.
+    Two points at one place are a jump there; before the first and after the last point nothing changes.
     """
     before = [point for point in points if point[0] <= done] or points[:1]
-    behind = [point for point in points if point[0] > done] or points[-1:]
-    (start, old), (end, new) = before[-1], behind[0]
+    after = [point for point in points if point[0] > done] or points[-1:]
+    (start, old), (end, new) = before[-1], after[0]
     part = (done - start) / (end - start) if end > start else 0.0
     return {name: (1 - part) * p + part * new[name] for name, p in old.items()}
 
 
 class Schedule:
-    """Moves a mixture along given points while a model trains: call `step()` once after every optimizer step.
+    """A mixture that is moved along given points while a model trains: call `step()` after every optimizer step.
 
     mixture: the object that is changed, first at construction, to the first point.
     points: [(share of the training that is done, a Mixture or {name: probability}), ...] in the order of the shares.
         Probabilities change linearly between two points; two points at the same share are a jump.
-    steps: optimizer steps of the whole training; beyond them the last point stays.
+    steps: optimizer steps of the whole training; after them the last point stays.
     every: optimizer steps between two changes; by default a hundredth of the training.
 
     >>> sizes = {"a": 1, "b": 9}
@@ -53,18 +52,18 @@ class Schedule:
     ) -> None:
         check_mixture("Schedule", mixture)
         check_whole("Schedule", steps=steps, **({} if every is None else {"every": every}))
-        self.mixture, self.steps, self.every = mixture, steps, every or max(1, steps // _MOVES)
-        self._points = checked_points("Schedule", mixture, points)
+        self.mixture, self.steps, self.every = mixture, steps, every or max(1, steps // _DEFAULT_MOVES)
+        self._points = _checked_points(mixture, points)
         self._steps = 0
         mixture.move(along(self._points, 0.0))
 
     @property
     def steps_until_update(self) -> int:
-        """How many more calls of `step()` there are up to the one that moves the mixture: 1 is the next."""
+        """Calls of `step()` up to the next one that may move the mixture, which counts: at least 1."""
         return self.every - self._steps % self.every
 
     def step(self) -> dict[str, float] | None:
-        """Count one optimizer step. Returns the new probabilities if the mixture changed, else None."""
+        """Counts one optimizer step, and returns the new probabilities if the mixture changed, else None."""
         self._steps += 1
         if self._steps % self.every:
             return None
@@ -85,17 +84,16 @@ class Schedule:
         self._steps = state["steps"]
 
 
-def checked_points(
-    where: str, mixture: Mixture, points: Sequence[tuple[float, Mixture | Mapping[str, float]]]
+def _checked_points(
+    mixture: Mixture, points: Sequence[tuple[float, Mixture | Mapping[str, float]]]
 ) -> list[tuple[float, dict[str, float]]]:
-    """The points with their probabilities as plain numbers, or an error that says what is wrong with them."""
     if not points:
-        raise ValueError(f"{where}: there must be at least one point.")
+        raise ValueError("Schedule: there must be at least one point.")
     checked: list[tuple[float, dict[str, float]]] = []
     for share, given in points:
         if not 0 <= share <= 1 or (checked and share < checked[-1][0]):
-            raise ValueError(f"{where}: shares of the training must rise from 0 to 1, but one is {share}.")
+            raise ValueError(f"Schedule: shares of the training must rise from 0 to 1, but one is {share}.")
         probabilities = given if isinstance(given, Mixture) else Mixture(given)
-        check_names(f"{where}: the point at {share:g}", mixture.names, probabilities)
+        check_names(f"Schedule: the point at {share:g}", mixture.names, probabilities)
         checked.append((float(share), {name: probabilities[name] for name in mixture}))
     return checked
