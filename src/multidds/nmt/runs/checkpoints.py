@@ -1,6 +1,7 @@
-"""Checkpoints as safetensors files: tensors, and one JSON text beside them; no pickle.
+"""Checkpoints as safetensors files: tensors and one JSON text, no pickle.
 
-The metadata holds a checksum of the whole file, taken with zeros in its own place, and a file is read only if it fits.
+The metadata holds a SHA-256 of the whole file, taken with zeros in its own place, and a file is read only if it fits.
+Checking needs no torch.
 """
 
 import hashlib
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..common.errors import DamagedError, UserError
-from ..common.files import PARTIAL, whole_file
+from ..common.files import PARTIAL, readable, whole_file
 
 FORMAT = "multidds-2"
 _ZEROS = b"0" * 64
-# In the header of the file. What looks like it within the JSON text or a name has backslashes before its quotes.
+# In the header of the file. Within the JSON text or a name, the quotes would have backslashes before them.
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
 _FOLDER = "checkpoints"
 BEST = "best.safetensors"
@@ -25,6 +26,7 @@ _REMEDY = "restore it from a copy, or train again in another folder."
 
 
 def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint, whole or not at all. state: fits into JSON."""
     from safetensors.torch import save_file
 
     run = path.parent.parent if path.parent.name == _FOLDER else path.parent
@@ -33,8 +35,7 @@ def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> N
     metadata = {"format": FORMAT, "state": json.dumps(state), "checksum": _ZEROS.decode()}
     try:
         with whole_file(path) as partial:
-            whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-            save_file(whole, partial, metadata=metadata)
+            save_file({n: t.detach().contiguous() for n, t in tensors.items()}, partial, metadata=metadata)
             with partial.open("r+b") as file:
                 place, _, digest = _sums(file)
                 file.seek(place)
@@ -45,7 +46,7 @@ def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> N
 
 
 def read(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tensors, state). `framework` "pt" for torch, "numpy" where torch is not wanted."""
+    """Reads (tensors, state). framework: "pt" for torch, or "numpy", which does not import it."""
     from safetensors import SafetensorError, safe_open
 
     check(path)
@@ -58,24 +59,19 @@ def read(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, A
 
 
 def check(path: Path) -> str:
-    """The checksum of a checkpoint, or a DamagedError. Every byte is read, but no tensor is made; needs no torch."""
+    """Reads every byte of a checkpoint. Returns its checksum; raises a DamagedError if it does not fit."""
     try:
-        with path.open("rb") as file:
+        with readable(path, "checkpoint"), path.open("rb") as file:
             _, noted, digest = _sums(file)
-            if noted != digest:
-                raise DamagedError(f"{path}: is damaged (its checksum does not fit); {_REMEDY}")
-            _header(file)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such checkpoint.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
         raise DamagedError(f"{path}: is damaged or no checkpoint of this version ({error}); {_REMEDY}") from None
+    if noted != digest:
+        raise DamagedError(f"{path}: is damaged (its checksum does not fit); {_REMEDY}")
     return noted.decode()
 
 
 def noted_checksum(path: Path) -> str | None:
-    """The checksum that a checkpoint notes, unchecked: enough to tell two apart, without reading them."""
+    """Returns the checksum in the header of a checkpoint, unchecked: it identifies the file without reading it."""
     try:
         with path.open("rb") as file:
             found = _CHECKSUM.search(_header(file))
@@ -85,7 +81,7 @@ def noted_checksum(path: Path) -> str | None:
 
 
 def _header(file: BinaryIO) -> bytes:
-    """The JSON at the head of a safetensors file, behind its length. A ValueError if it is none of ours."""
+    """Reads the JSON at the head of a safetensors file; raises a ValueError if the file is none of ours."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
@@ -98,7 +94,7 @@ def _header(file: BinaryIO) -> bytes:
 
 
 def _sums(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """(where the checksum is noted in a file, the noted one, the true one)."""
+    """Returns (place of the checksum in a file, the noted one, the true one)."""
     header = _header(file)
     found = list(_CHECKSUM.finditer(header))
     if len(found) != 1:
@@ -115,33 +111,34 @@ def step_of(path: Path) -> int:
 
 
 def listed(run: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    found = [path for path in (run / _FOLDER).glob("step-*.safetensors") if re.fullmatch(r"step-\d+", path.stem)]
-    return sorted(found, key=step_of)
+    """Returns the checkpoints of a run, oldest first."""
+    paths = [path for path in (run / _FOLDER).glob("step-*.safetensors") if re.fullmatch(r"step-\d+", path.stem)]
+    return sorted(paths, key=step_of)
 
 
 def counted_records(run: Path) -> int:
-    """How many bytes of the records of a run its newest checkpoint counts on. Only its header is read, unchecked."""
+    """Returns the bytes of records that the newest checkpoint of a run needs. Only its header is read, unchecked."""
     try:
         with listed(run)[-1].open("rb") as file:
             return int(json.loads(json.loads(_header(file))["__metadata__"]["state"])["records"])
     except (IndexError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return 0  # there is none, or it is damaged, which is for others to say
+        return 0  # there is none, or it is damaged
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a run goes on from, and a line for every newer checkpoint that could not be used."""
+    """The checkpoint that a run is resumed from."""
 
     tensors: dict[str, Any]
     state: dict[str, Any]
-    passed_over: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)  # a line for every newer one that could not be used
 
 
 def newest(run: Path, check_state: Callable[[dict[str, Any]], None] = lambda state: None) -> Found | None:
-    """The newest checkpoint that is whole; None where there is none at all.
+    """Returns the newest checkpoint that is whole; None if there is none at all.
 
-    `check_state` raises a DamagedError where what stands beside a checkpoint is not whole up to it.
+    run: its folder.
+    check_state: raises a DamagedError if the files beside the checkpoint of a state are not whole.
     """
     errors: list[DamagedError] = []
     paths = listed(run)
@@ -159,7 +156,7 @@ def newest(run: Path, check_state: Callable[[dict[str, Any]], None] = lambda sta
 
 
 def prune(run: Path, keep: int, step: int) -> None:
-    """Leave so many checkpoints up to a step. Newer ones are damaged, or the run would have gone on from them."""
+    """Deletes all but `keep` checkpoints up to a step. Newer ones are damaged: the run was not resumed from them."""
     paths = listed(run)
     kept = [path for path in paths if step_of(path) <= step][-keep:]
     for path in [*(path for path in paths if path not in kept), *(run / _FOLDER).glob(f"*{PARTIAL}")]:

@@ -1,4 +1,4 @@
-"""The records of a run as types: what happened, by step.
+"""The types of records: the start of a run, its steps, updates, validations and weights of sentence pairs.
 
 The words for the findings of an update are those of `Update.groups`, in records, on TensorBoard and in reports. Does
 not import torch.
@@ -32,7 +32,7 @@ class Stepped(Record):
 
 
 class AlignmentFacts(BaseModel):
-    """What the table of an update says."""
+    """The table of inner products of an update, as cosines and norms."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,8 +49,8 @@ class Updated(Record):
     train_loss: Numbers
     dev_loss: Numbers  # of the probe
     dev_weight: Numbers
-    noise: Numbers = {}  # standard errors of the rewards, where the update estimated them
-    signal: float | None = None  # what of the rewards is not noise, 0 to 1
+    noise: Numbers = {}  # standard errors of the rewards, if the update estimated them
+    signal: float | None = None  # the share of the rewards that is not noise, 0 to 1
     drift: float = 0.0  # total variation between the mixture and the prior
     learned: float = 0.0  # and between the mixture and the one without differences between rewards
     unlearned: float = 0.0  # and between that one and the prior
@@ -70,17 +70,17 @@ class Validated(Record):
     expected_accuracy: Numbers
     soft_bleu: Numbers
     mean: float  # dev loss
-    means: Numbers  # over the dev sets, by what was measured
-    bleu: Numbers | None = None  # of part of the dev sets, where [train] select asks for it
-    signature: str | None = None  # its
+    means: Numbers  # over the dev sets, by measure
+    bleu: Numbers | None = None  # of part of the dev sets, if [train] select = "translation"
+    signature: str | None = None  # of that BLEU
     best: bool  # whether the model was kept as the best so far
     passes: Numbers
     mixture: Numbers
     sentences: int
     tokens: int
-    finished: str  # why, if it is
+    finished: str  # the reason, if it is
     seconds: float
-    clock: Numbers  # where the time of the run has gone
+    clock: Numbers  # seconds so far, by what they were spent on
 
 
 class ExampleFacts(BaseModel):
@@ -96,7 +96,7 @@ class ExampleFacts(BaseModel):
 
 
 class Scored(Record):
-    """The weights of single sentence pairs, where [examples] gives them: of those seen so far, each by its last one."""
+    """The last weights of the sentence pairs seen so far, if [examples] gives them weights."""
 
     kind: Literal["examples"] = "examples"
     edges: list[float]  # between the bins
