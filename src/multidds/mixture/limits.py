@@ -24,8 +24,8 @@ class Limits:
 
     >>> limits = Limits(bounds={"web": (0.0, 0.75)}, max_passes=4)
     >>> tracker = limits.tracker(["web", "books"], sizes={"web": 9000, "books": 100}, draws=1000, steps=10)
-    >>> tracker.applied({"web": 0.9, "books": 0.1}, step=0)
-    {'web': 0.75, 'books': 0.25}
+    >>> Mixture(tracker.applied({"web": 0.9, "books": 0.1}, step=0))
+    Mixture(web 75%, books 25%)
     """
 
     bounds: Bounds | None = None
