@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from multidds.nmt.report.drawing import COLOURS, MARKS, Canvas, Figure, drawn
+from multidds.nmt.report.paper_figures import Canvas, drawn, saved
+
+# Okabe and Ito's colours, which colour-blind people can tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b52ab", "#e69f00", "#8c564b", "#808080")
+MARKS = "os^Dv<>Ph*"
 
 SIGNALS = {  # what they are called in the files: what a reader calls them
     "loss | mean of cosines | averaged | all": "**mean of cosines at averaged weights**, which the default uses",
@@ -93,7 +97,7 @@ def picture(settings: Mapping[str, Sequence[Moment]]) -> str:
             panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
         panels[0].set_ylabel("measured gain in dev loss")
 
-    svg = Figure("gains", "Predicted against measured gains", "", drawn(draw)).svg
+    svg = saved(drawn(draw), "svg").decode()
     head, end = svg.index("<svg"), svg.index(">", svg.index("<svg")) + 1
     return svg[head:end] + '<rect width="100%" height="100%" fill="white"/>' + svg[end:]
 

@@ -250,7 +250,7 @@ def test_the_report_shows_weights_and_pairs_as_escaped_text(corpus, monkeypatch,
     train(small_config(corpus, monkeypatch, *DDS), tmp_path / "run", Silent())
     report([tmp_path / "run"], tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "the sentence pairs that count most and least" in page
+    assert "the sentence pairs with the highest and lowest weights" in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 16
     assert "<script>alert(1)" not in page
     assert "<b>bold" not in page

@@ -20,7 +20,7 @@ from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import MixtureSettings
 from multidds.nmt.evaluation.significance import compare
 from multidds.nmt.report import as_latex, report, tables
-from multidds.nmt.report.paper_figures import MANY, figures_of, variances
+from multidds.nmt.report.paper_figures import figures_of, variances
 from multidds.nmt.report.runs import find_runs, label_of, settings_of
 
 RELATED = [f"{language}-eng" for language in ("aze", "bel", "glg", "slk", "tur", "rus", "por", "ces")]
@@ -31,7 +31,7 @@ HOSTILE = "<script>alert(1)</script> & \\input{x} [red]"
 
 
 def one_setting(folders):
-    (setting,) = settings_of(find_runs(folders))
+    (setting,) = settings_of(find_runs(folders)[0])
     return setting
 
 
@@ -147,7 +147,7 @@ def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path):
 def test_settings_of_the_same_name_with_other_pairs_are_not_compared(tmp_path):
     make_run(tmp_path / "a", RELATED, "s")
     make_run(tmp_path / "b", RELATED[:3], "s")
-    names = [setting.name for setting in settings_of(find_runs([tmp_path]))]
+    names = [setting.name for setting in settings_of(find_runs([tmp_path])[0])]
     assert names == ["s (8 pairs from aze-eng)", "s (3 pairs from aze-eng)"]
 
 
@@ -217,7 +217,7 @@ def test_stars_are_those_of_the_command_line_of_sacrebleu(runs, made):
         assert float(rows[pair]["MultiDDS-S"]) == pytest.approx(system["BLEU"]["score"], abs=0.005)
         assert float(rows[pair]["proportional"]) == pytest.approx(baseline["BLEU"]["score"], abs=0.005)
         stars.append(system["BLEU"]["p_value"] < 0.05)
-    setting = next(setting for setting in settings_of(find_runs([runs])) if setting.name == "m2o-related")
+    setting = next(setting for setting in settings_of(find_runs([runs])[0]) if setting.name == "m2o-related")
     table = tables.by_language(setting, compare)
     assert [row["baseline"].star or row["learned"].star for row in table.rows[:4]] == stars
     assert any(stars), "the test should see a star"
@@ -253,11 +253,11 @@ def test_the_moving_average_is_compared_with_its_own_kind_of_step_ahead(tmp_path
     batch = next(run for run in setting.runs if run.folder.name == "c")
     assert table.rows[0]["step-ahead"].number == batch.bleu
     assert "against MultiDDS, step-ahead (train.mixing = batch)." in table.notes[0]
-    assert [cell.text for cell in table.cells(table.rows[1])] == ["m2o-related (paper)", "24.88", "25.19", "25.26"]
+    assert [cell.text for cell in table.rows[1].values()] == ["m2o-related (paper)", "24.88", "25.19", "25.26"]
 
 
 def test_the_best_baseline_is_the_static_method_with_the_best_average(runs):
-    for setting in settings_of(find_runs([runs])):
+    for setting in settings_of(find_runs([runs])[0]):
         means = {label: setting.mean_bleu(label) for label in ("uniform", "temperature 5", "proportional")}
         assert setting.best_baseline == max(means, key=means.get)
 
@@ -268,7 +268,7 @@ def test_published_figures_stand_beside_the_papers_settings_only(runs, made, tmp
     assert "19 hours without and 20 with MultiDDS" in text
     make_run(tmp_path / "a", RELATED, "mine")
     make_run(tmp_path / "b", RELATED[:2], "m2o-related")  # its name, but not its languages
-    for setting in settings_of(find_runs([tmp_path])):
+    for setting in settings_of(find_runs([tmp_path])[0]):
         assert tables.published_for(setting) == {}
 
 
@@ -305,7 +305,7 @@ def test_a_score_of_zero_is_a_score(tmp_path):
         write_scores(folder, scores)
     made = report([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert made.summaries[0].startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")
-    assert [row["bleu/s"].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"]))).rows] == [
+    assert [row["bleu/s"].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"])[0])).rows] == [
         "0.00"
     ]
 
@@ -316,9 +316,9 @@ def test_a_run_without_an_alignment_table_shows_the_reward_it_used(tmp_path):
     for record in records:
         record.pop("alignment", None)
     write_records(folder, records)
-    drawn = {figure.key.split(".")[0]: figure for figure in figures_of(one_setting([folder]))}
-    assert drawn["rewards"].canvas is not None
-    assert "set [mixture] sketch" in drawn["alignment"].caption
+    kinds = {figure.key.split(".")[0] for figure in figures_of(one_setting([folder]))}
+    assert "mixture" in kinds  # with its rewards
+    assert not kinds & {"rewards", "reward-variance", "alignment"}
 
 
 def test_a_run_in_progress_is_read_up_to_its_last_whole_line(tmp_path):
@@ -365,8 +365,8 @@ def test_text_of_a_config_is_escaped_everywhere(tmp_path):
 
 
 def test_latex_is_escaped_and_marked():
-    row = {"b": tables.number(1.5, bold=True, star=True), "a": tables.Cell("x_y")}
-    text = as_latex(tables.ReportTable("k", "T", tables.named("a", "b"), [row], ["note"]))
+    row = {"a": tables.Cell("x_y"), "b": tables.number(1.5, bold=True, star=True)}
+    text = as_latex(tables.ReportTable("k", "T", rows=[row], notes=["note"]))
     assert r"x\_y & \textbf{1.50}$^{*}$ \\" in text
     assert r"\begin{tabular}{lr}" in text
 
@@ -410,14 +410,6 @@ def test_reports_are_the_same_byte_for_byte(runs, tmp_path):
         report([runs / "m2o-related" / "multidds-s-1"], tmp_path / name)
     for path in (tmp_path / "one").rglob("*.*"):
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes(), path
-
-
-@pytest.mark.slow
-def test_figures_beyond_the_size_of_a_page_are_linked(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("multidds.nmt.report.page.MAX_BYTES", 100_000)
-    page = report([runs / "m2o-related" / "multidds-s-1"], tmp_path).page
-    assert page.stat().st_size < 100_000
-    assert "Not on this page, to keep it small; it is among the files." in page.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -578,7 +570,6 @@ def hundred(tmp_path_factory):
 @pytest.mark.parametrize("width", [360, 1400])
 @pytest.mark.slow
 def test_in_a_browser_a_hundred_datasets_stay_readable(opened, hundred, width):
-    assert len(HUNDRED) > MANY
     assert hundred.stat().st_size < 5_000_000
     page = opened(hundred, width, "light")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -53,7 +53,7 @@ def report_table(compared: "ReportTable") -> Table:
     for row in compared.rows:
         if compared.is_average(row):
             table.add_section()
-        table.add_row(*map(_marked, compared.cells(row)))
+        table.add_row(*map(_marked, row.values()))
     return table
 
 

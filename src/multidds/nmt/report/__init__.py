@@ -1,5 +1,17 @@
-"""To be said."""
+"""`multidds report`: tables, figures and one page from runs of any trainer.
 
-from .page import as_latex, report
+`runs` reads run folders, `mixture_runs` the histories of other trainers; `tables`, `mixture_table` and `pair_tables`
+are data; `charts` draws for the page and `paper_figures` for files; `page` writes all of it.
 
-__all__ = ["as_latex", "report"]
+>>> from multidds.nmt.report import ReportTable, as_csv, number, text
+>>> table = ReportTable("bleu", "BLEU", rows=[{"pair": text("aze-eng"), "BLEU": number(11.25, ".1f")}])
+>>> print(as_csv(table))
+pair,BLEU
+aze-eng,11.25
+<BLANKLINE>
+"""
+
+from .page import as_csv, as_latex, report
+from .tables import ReportTable, number, text
+
+__all__ = ["ReportTable", "as_csv", "as_latex", "number", "report", "text"]

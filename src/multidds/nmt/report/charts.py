@@ -1,24 +1,26 @@
-"""Charts of a page as plain SVG and HTML: areas, lines, dots and heat maps, with their values for the page's script.
+"""Charts of the page as plain SVG and HTML: areas, lines, dots and heat maps, with their values for the page's script.
 
-Only what is drawn stretches with the page; text is text of the page, so that it has the same size on a phone and on a
+Only the drawing stretches with the page; text is text of the page, so that it has the same size on a phone and on a
 wide screen. Pure functions from numbers to markup; names are escaped here.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from markupsafe import Markup, escape
 
 from multidds.history import COLOURS, OTHERS, evenly
 
+Points: TypeAlias = Sequence[tuple[float, float]]
+Series: TypeAlias = Mapping[str, Points]
+
 GREY = "#9aa0a8"
 MOST = len(COLOURS)  # series of a chart
 _POINTS = 240  # of a line; more cannot be seen
+_TABLES = 60  # of a heat map, for its slider
 _WIDTH, _HEIGHT = 1000, 400  # of the drawing's own coordinates
-
-Points = Sequence[tuple[float, float]]
 
 
 def area(
@@ -30,79 +32,76 @@ def area(
 ) -> Markup:
     """Shares on top of each other. A mixture holds until the next one; the prior is a column of its own before it.
 
-    bands: {name: share at every step}. limit: where the axis ends, for shares that are small.
+    bands: {name: share at every step}.
+    prior: {name: share}; empty: there is no column.
+    limit: the end of the axis, for shares that are small.
     """
     kept = evenly(range(len(steps)), _POINTS)
     xs = [steps[i] for i in kept] if len(steps) > 1 else [0, max(1, steps[0])]
     values = {name: [band[i] for i in kept] if len(steps) > 1 else [band[0]] * 2 for name, band in bands.items()}
+    colours, place = colours_of(bands), _placed(xs[0], xs[-1], 0, limit)
     below, paths = [0.0] * len(xs), []
-    colours = colours_of(bands)
-    place = _places(xs[0], xs[-1], 0, limit)
     for name, band in values.items():
         above = [low + share for low, share in zip(below, band, strict=True)]
         corners = [*_stairs(xs, above), *reversed(_stairs(xs, below))]
         paths.append(f'<path fill="{colours[name]}" d="{_path(map(place, corners))}Z"/>')
         below = above
-    ends = {name: (prior.get(name, band[0]), band[-1]) for name, band in values.items()}
+    starts = {name: prior.get(name, band[0]) for name, band in values.items()}
     if prior and OTHERS in bands:
-        ends[OTHERS] = (1 - sum(first for name, (first, _) in ends.items() if name != OTHERS), bands[OTHERS][-1])
+        starts[OTHERS] = 1 - sum(share for name, share in starts.items() if name != OTHERS)
+    legend = {name: f"{percent(starts[name])} → {percent(band[-1])}" for name, band in values.items()}
     data = {"x": xs, "low": xs[0], "held": True, "percent": True, "series": _series(values, colours)}
-    column = [(colours[name], ends[name][0] / limit) for name in bands] if prior else []
-    legend = {name: f"{percent(first)} → {percent(last)}" for name, (first, last) in ends.items()}
-    ticks = [(y, percent(y)) for y in _ticks(0, limit)]
-    return _framed("area", title, paths, data, _axis(ticks, 0, limit), _steps(xs[0], xs[-1]), legend, colours, column)
+    column = [(colours[name], starts[name] / limit) for name in bands] if prior else []
+    axes = _y_axis(0, limit, percent) + _x_axis(xs[0], xs[-1], "step")
+    return _framed("area", title, "share of the draws", paths, axes, legend, colours, data, column)
 
 
 def lines(
-    series: Mapping[str, Points],
+    series: Series,
     what: str,
     title: str,
     noise: Mapping[str, Sequence[float]] | None = None,
-    x: str = "step",
-    low: float | None = None,
-    high: float | None = None,
+    between: tuple[float, float] | None = None,
     colours: Mapping[str, str] | None = None,
     first: float | None = None,
 ) -> Markup:
-    """One line for each of the series {name: [(x, y), ...]}; noise: how far above and below it might as well be.
+    """One line for each of the series.
 
-    what: the y axis. low, high: where it begins and ends, if not where the numbers do; first: where the x axis begins,
-    likewise. colours: by name, if given.
+    series: {name: [(step, value), ...]}.
+    what: the y axis.
+    noise: {name: standard error at every step}, drawn as a band.
+    between: the ends of the y axis; None: those of the values.
+    colours: {name: colour}, if others have chosen them.
+    first: the beginning of the x axis; None: that of the values.
     """
     colours = colours_of(series) | dict(colours or {})
     shown = {name: evenly(points, _POINTS) for name, points in series.items() if points}
     errors = {name: evenly(noise[name], _POINTS) for name in shown if noise and name in noise}
-    ends = [
-        y + sign * e
-        for name, points in shown.items()
-        for (_, y), e in zip(points, errors.get(name, [0.0] * len(points)), strict=True)
-        for sign in (-1, 1)
-    ]
+    bands = {  # [(x, upper), ...] and [(x, lower), ...] of each
+        name: [[(x, y + sign * e) for (x, y), e in zip(shown[name], of, strict=True)] for sign in (1, -1)]
+        for name, of in errors.items()
+    }
     xs = sorted({x for points in shown.values() for x, _ in points})
     left = xs[0] if first is None else first
-    low, high = min(ends) if low is None else low, max(ends) if high is None else high
-    margin = 0.04 * (high - low) or 0.5
-    low, high = (low, high) if low == 0 and high == 1 else (low - margin, high + margin)
-    place = _places(left, xs[-1], low, high)
-    paths = []
+    if between is None:
+        edges = [edge for both in bands.values() for edge in both]
+        ys = [y for points in (*shown.values(), *edges) for _, y in points]
+        margin = 0.04 * (max(ys) - min(ys)) or 0.5
+        between = (min(ys) - margin, max(ys) + margin)
+    place = _placed(left, xs[-1], *between)
+    paths = [
+        f'<path class="noise" fill="{colours[name]}" d="{_path(map(place, [*upper, *reversed(lower)]))}Z"/>'
+        for name, (upper, lower) in bands.items()
+    ]
     for name, points in shown.items():
-        if name in errors:
-            both = list(zip(points, errors[name], strict=True))
-            corners = [(x, y + e) for (x, y), e in both] + [(x, y - e) for (x, y), e in reversed(both)]
-            paths.append(f'<path class="noise" fill="{colours[name]}" d="{_path(map(place, corners))}Z"/>')
-    for name, points in shown.items():
-        ends_flat = points if len(points) > 1 else [points[0], (points[0][0] + 1e-9, points[0][1])]
-        paths.append(f'<path class="line" stroke="{colours[name]}" d="{_path(map(place, ends_flat))}"/>')
-    at = {name: dict(points) for name, points in shown.items()}
-    data = {
-        "x": xs, "low": left, "held": False, "percent": False, "of": x,
-        "series": _series({name: [at[name].get(x) for x in xs] for name in shown}, colours),
-    }  # fmt: skip
+        visible = points if len(points) > 1 else [points[0], (points[0][0] + 1e-9, points[0][1])]
+        paths.append(f'<path class="line" stroke="{colours[name]}" d="{_path(map(place, visible))}"/>')
     legend = {name: _short(points[-1][1]) for name, points in shown.items()}
-    ticks = [(y, f"{y:g}") for y in _ticks(low, high)]
-    return _framed(
-        "lines", title, paths, data, _axis(ticks, low, high), _steps(left, xs[-1], x), legend, colours, what=what
-    )
+    at_step = {name: dict(points) for name, points in shown.items()}
+    values = {name: [at_step[name].get(x) for x in xs] for name in shown}
+    data = {"x": xs, "low": left, "held": False, "percent": False, "series": _series(values, colours)}
+    axes = _y_axis(*between, lambda y: f"{y:g}") + _x_axis(left, xs[-1], "step")
+    return _framed("lines", title, what, paths, axes, legend, colours, data)
 
 
 def dots(
@@ -117,11 +116,10 @@ def dots(
     low, high = scale(min(values)), scale(max(values))
     margin = 0.04 * (high - low) or 0.5
     low, high = low - margin, high + margin
+    ticks = [(tick, f"{tick:g}") for tick in _ticks(low, high)]
     if log:
         ticks = [(float(e), f"{10.0**e:g}") for e in range(math.ceil(low), math.floor(high) + 1)]
         ticks = ticks or [((low + high) / 2, _short(10 ** ((low + high) / 2)))]
-    else:
-        ticks = [(t, f"{t:g}") for t in _ticks(low, high)]
     body = []
     for row in rows:
         marks = "".join(
@@ -131,7 +129,7 @@ def dots(
             if row in of and (of[row] > 0 or not log)
         )
         body.append(f'<div class="row"><span>{escape(row)}</span><div class="track">{marks}</div></div>')
-    axis = "".join(f'<span style="left:{_share(t, low, high)}">{text}</span>' for t, text in ticks)
+    axis = "".join(f'<span style="left:{_share(tick, low, high)}">{text}</span>' for tick, text in ticks)
     if low < 0 < high and not log:
         axis += f'<b class="zero" style="left:{_share(0, low, high)}"></b>'
     body.append(f'<div class="row axis"><span></span><div class="track">{axis}</div></div>')
@@ -145,17 +143,16 @@ def heat(
     dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[float]]]], title: str
 ) -> Markup:
     """Cosines [dev, train] at several steps: a table in colours, and a slider over the steps."""
-    tables = evenly(tables, 60)
-    highest = max((abs(c) for _, table in tables for row in table for c in row), default=1.0) or 1.0
+    tables = evenly(tables, _TABLES)
+    highest = max((abs(cosine) for _, table in tables for row in table for cosine in row), default=1.0) or 1.0
     head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in train)
-    last = tables[-1][1]
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f'<td style="{heat_colour(c / highest)}">{c:.2f}</td>' for c in row)
+        + "".join(f'<td style="{heat_colour(cosine / highest)}">{cosine:.2f}</td>' for cosine in row)
         + "</tr>"
-        for name, row in zip(dev, last, strict=True)
+        for name, row in zip(dev, tables[-1][1], strict=True)
     )
-    flat = [[round(c, 3) for row in table for c in row] for _, table in tables]
+    flat = [[round(cosine, 3) for row in table for cosine in row] for _, table in tables]
     data = {"steps": [step for step, _ in tables], "tables": flat, "highest": highest}
     slider = (
         f'<label class="slider">step <output>{tables[-1][0]:,}</output>'
@@ -169,28 +166,33 @@ def heat(
     )
 
 
-def heat_colour(c: float) -> str:
-    """The background of a cell: blue above 0, red below, the stronger the more."""
-    colour = "68,119,170" if c >= 0 else "221,84,98"
-    return f"background:rgba({colour},{abs(c):.2f})"
+def heat_colour(value: float) -> str:
+    """The background of a cell for a value from -1 to 1: blue above 0, red below."""
+    colour = "68,119,170" if value >= 0 else "221,84,98"
+    return f"background:rgba({colour},{abs(value):.2f})"
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    own = [name for name in names if name != OTHERS]
-    return {name: COLOURS[i % MOST] for i, name in enumerate(own)} | {OTHERS: GREY}
+    named = [name for name in names if name != OTHERS]
+    return {name: COLOURS[i % MOST] for i, name in enumerate(named)} | {OTHERS: GREY}
+
+
+def percent(share: float) -> str:
+    """'67%', '2.5%', '0.031%'"""
+    value = 100 * share
+    return f"{value:.0f}%" if value >= 9.95 or abs(value - round(value)) < 1e-9 else f"{value:.2g}%"
 
 
 def _framed(
     kind: str,
     title: str,
+    what: str,
     paths: Sequence[str],
-    data: Mapping[str, Any],
-    ys: str,
-    xs: str,
+    axes: str,
     legend: Mapping[str, str],
     colours: Mapping[str, str],
+    data: Mapping[str, Any],
     column: Sequence[tuple[str, float]] = (),
-    what: str = "share of the draws",
 ) -> Markup:
     parts = "".join(f'<i style="background:{colour};height:{100 * max(0, h):.2f}%"></i>' for colour, h in column)
     prior = f'<div class="prior" title="the prior"><div>{parts}</div><span>prior</span></div>' if column else ""
@@ -199,7 +201,7 @@ def _framed(
         f'<div class="chart {kind}"><p class="what">{escape(what)}</p><div class="{frame}">'
         f'{prior}<div class="plot" tabindex="0" role="img" aria-label="{escape(title)}">'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{"".join(paths)}</svg>'
-        f"{ys}{xs}</div></div>{_legend(legend, colours)}{_embedded(data)}</div>"
+        f"{axes}</div></div>{_legend(legend, colours)}{_embedded(data)}</div>"
     )
 
 
@@ -223,8 +225,8 @@ def _series(values: Mapping[str, Sequence[float | None]], colours: Mapping[str, 
     ]
 
 
-def _places(x0: float, x1: float, y0: float, y1: float) -> Any:
-    """Numbers to the drawing's own coordinates; what is above the axis is cut off there."""
+def _placed(x0: float, x1: float, y0: float, y1: float) -> Callable[[tuple[float, float]], tuple[float, float]]:
+    """The function from values to the drawing's own coordinates; values above the axis are cut off there."""
     wide, tall = (x1 - x0) or 1.0, (y1 - y0) or 1.0
     return lambda xy: (
         _WIDTH * (xy[0] - x0) / wide,
@@ -237,22 +239,23 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _stairs(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
-    found = [(xs[0], ys[0])]
+    corners = [(xs[0], ys[0])]
     for x, before, y in zip(xs[1:], ys, ys[1:], strict=False):
-        found += [(x, before), (x, y)]
-    return found
+        corners += [(x, before), (x, y)]
+    return corners
 
 
-def _axis(ticks: Sequence[tuple[float, str]], low: float, high: float) -> str:
-    places = [(_share(y, low, high), text) for y, text in ticks]
-    return "".join(f'<i class="grid" style="bottom:{at}"></i><span class="y" style="bottom:{at}">{text}</span>'
-                   for at, text in places)  # fmt: skip
+def _y_axis(low: float, high: float, label: Callable[[float], str]) -> str:
+    return "".join(
+        f'<i class="grid" style="bottom:{at}"></i><span class="y" style="bottom:{at}">{text}</span>'
+        for at, text in ((_share(tick, low, high), label(tick)) for tick in _ticks(low, high))
+    )
 
 
-def _steps(low: float, high: float, what: str = "step") -> str:
-    ticks = [t for t in _ticks(low, high) if t == int(t)] or [low, high]
-    found = "".join(f'<span class="x" style="left:{_share(t, low, high)}">{t:,g}</span>' for t in ticks)
-    return f'{found}<span class="of">{escape(what)}</span>'
+def _x_axis(low: float, high: float, what: str) -> str:
+    ticks = [tick for tick in _ticks(low, high) if tick == int(tick)] or [low, high]
+    labels = "".join(f'<span class="x" style="left:{_share(tick, low, high)}">{tick:,g}</span>' for tick in ticks)
+    return f'{labels}<span class="of">{escape(what)}</span>'
 
 
 def _share(value: float, low: float, high: float) -> str:
@@ -268,12 +271,6 @@ def _ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= size * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [float(f"{i * step:.10g}") for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def percent(share: float) -> str:
-    """'67%', '2.5%', '0.031%'"""
-    value = 100 * share
-    return f"{value:.0f}%" if value >= 9.95 or abs(value - round(value)) < 1e-9 else f"{value:.2g}%"
 
 
 def _short(value: float) -> str:

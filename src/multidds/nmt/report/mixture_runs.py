@@ -1,4 +1,4 @@
-"""What a mixture did in one run of any trainer, and the panels that show it: shares, learning and drift, rewards, ...
+"""Mixtures of runs of any trainer, and the rows of charts that show them: shares, learning and drift, rewards, ...
 
 Reads the histories that `multidds.history` finds: runs of ours, Trainer checkpoints, Lightning logs, plain loops.
 """
@@ -11,30 +11,30 @@ from pathlib import Path
 from markupsafe import Markup
 
 from multidds._base.text import movers
-from multidds.history import Moment, bands_of, find_history, limit_of, moments_of, top_movers
+from multidds.history import COLOURS, Moment, bands_of, find_history, limit_of, moments_of, top_movers
 
 from ..common.errors import UserError
 from . import charts
+from .charts import Series
 
-MANY = 24  # datasets or dev sets of a heat map
-FACTS = {"drift": "from the prior", "unlearned": "without rewards", "learned": "by rewards", "signal": "signal"}
-_FACT_COLOURS = {
-    "from the prior": "#4477aa", "without rewards": "#ccbb44", "by rewards": "#ee6677", "signal": charts.GREY,
-}  # fmt: skip
-
-
+NOTHING = Markup("")
+_MOST_CELLS = 24  # rows and columns of a heat map
+_FACTS = {"drift": "from the prior", "unlearned": "without rewards", "learned": "by rewards", "signal": "signal"}
+_FACT_COLOURS = dict(zip(_FACTS.values(), (COLOURS[0], COLOURS[3], COLOURS[1], charts.GREY), strict=True))
 _DISTANCES = (
-    "How far the mixture is from its prior (total variation, 0 to 1); how far it would be without rewards, by its plan "
-    "or by the rule's own drift; how far rewards have moved it from there. Signal: what of the rewards is not noise."
+    "Distance of the mixture from its prior (total variation, 0 to 1); of the plan from it, without rewards; of the "
+    "mixture from the plan, by rewards. Signal: the share of the rewards that is not noise."
 )
 
 
 @dataclass
 class MixtureRun:
-    """The course of a mixture.
+    """The mixture of one run over its steps.
 
-    label: what the run is called. folder: where it was read. moments: by step, the first where it began.
-    validations: {dev set: [(step, loss), ...]} of whole dev sets, where they are known.
+    label: the name of the run.
+    folder: where it was read.
+    moments: by step, the first at its start.
+    validations: {dev set: [(step, loss), ...]} of whole dev sets, if they are known.
     """
 
     label: str
@@ -55,193 +55,180 @@ class MixtureRun:
         return self.moments[-1].step
 
     @property
-    def began(self) -> dict[str, float]:
-        """The prior where it is known, else the first mixture."""
+    def start(self) -> dict[str, float]:
+        """The prior if it is known, else the first mixture."""
         return next((moment.prior for moment in self.moments if moment.prior), self.moments[0].mixture)
 
     @property
     def prior(self) -> dict[str, float]:
-        """The prior, if it is another mixture than the first."""
+        """The prior, if it is another mixture than the first; else empty."""
         first = self.moments[0].mixture
-        other = any(abs(share - first.get(name, share)) > 1e-6 for name, share in self.began.items())
-        return self.began if other else {}
+        other = any(abs(share - first.get(name, share)) > 1e-6 for name, share in self.start.items())
+        return self.start if other else {}
 
     @property
     def facts(self) -> dict[str, float]:
-        """Of the last moment that has some."""
+        """The facts of the last moment that has some."""
         return next((moment.facts for moment in reversed(self.moments) if moment.facts), {})
 
     def sentence(self) -> str:
-        last = self.moments[-1].mixture
-        moved = movers(last, self.began, 3)
-        told = ", ".join(
-            f"{name} {charts.percent(self.began.get(name, last[name]))} → {charts.percent(last[name])}"
-            for name in moved
+        start, last = self.start, self.moments[-1].mixture
+        moves = ", ".join(
+            f"{name} {charts.percent(start.get(name, last[name]))} → {charts.percent(last[name])}"
+            for name in movers(last, start, 3)
         )
-        return f"{self.label}: {_count(len(self.updates), 'update')} in {self.steps:,} steps; {told}."
+        updates = f"{len(self.updates):,} update" + ("" if len(self.updates) == 1 else "s")
+        return f"{self.label}: {updates} in {self.steps:,} steps; {moves}."
 
 
-def read_courses(folder: Path) -> Iterator[MixtureRun]:
-    """The histories of other trainers that are in a folder, or below it."""
+def read_mixture_runs(folder: Path) -> Iterator[MixtureRun]:
+    """Reads the histories of other trainers in a folder and below it."""
     versions = [path for path in folder.glob("version_*") if path.is_dir()] if folder.is_dir() else []
     if not versions and find_history(folder) is not None:
-        moments = _read(folder)
-        if moments:
-            yield MixtureRun(folder.name or str(folder.resolve().name), folder, moments)
+        if moments := read_moments(folder):
+            yield MixtureRun(folder.resolve().name, folder, moments)
     elif folder.is_dir():
         for inner in sorted(folder.iterdir()):
             if inner.is_dir() and not inner.is_symlink():
-                yield from read_courses(inner)
+                yield from read_mixture_runs(inner)
 
 
-def _read(folder: Path) -> list[Moment]:
+def read_moments(folder: Path) -> list[Moment]:
     try:
         return moments_of(folder)
     except (ValueError, KeyError, TypeError) as error:
-        told = str(error) if isinstance(error, ValueError) else f"{folder}: is no history of a mixture."
-        raise UserError(told) from None
+        message = str(error) if isinstance(error, ValueError) else f"{folder}: is no history of a mixture."
+        raise UserError(message) from None
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One chart of one run, in a row of the same charts of other runs."""
+def groups_of(runs: Iterable[MixtureRun]) -> list[tuple[str, list[MixtureRun]]]:
+    """[(name, runs on the same datasets)]; labels that two of them share become their folders."""
+    by_names: dict[frozenset[str], list[MixtureRun]] = {}
+    for run in runs:
+        by_names.setdefault(frozenset(run.names), []).append(run)
+    groups = []
+    for members in by_names.values():
+        labels = [run.label for run in members]
+        for run in members:
+            if labels.count(run.label) > 1:
+                run.label = str(run.folder)
+        parent = members[0].folder.resolve().parent.name
+        groups.append((members[0].label if len(members) == 1 else f"{parent}: {len(members)} runs", members))
+    return groups
 
-    label: str
-    chart: Markup
+
+# ------------------------------------------------------------------------------------------ rows of charts
 
 
 @dataclass(frozen=True)
 class Row:
+    """The same chart of several runs, side by side: panels are (label of the run, chart)."""
+
     title: str
     caption: str
-    panels: list[Panel]
+    panels: list[tuple[str, Markup]]
 
 
-def rows_of(courses: Sequence[MixtureRun]) -> list[Row]:
-    """The rows of charts of runs on the same datasets, side by side, in the same colours; what is empty is left out."""
-    names = top_movers(courses[0].moments) if courses else []
+def rows_of(runs: Sequence[MixtureRun]) -> list[Row]:
+    """The rows of charts of runs on the same datasets, in the same colours; without those that are empty."""
+    if not runs:
+        return []
+    names = top_movers(runs[0].moments, charts.MOST)
     colours = charts.colours_of(names)
+    shares = "The share of each dataset in the draws, from the first step on."
+    if len(runs[0].names) > len(names):
+        shares += f" The {len(names)} of {len(runs[0].names):,} datasets that moved most; grey are all others."
+
+    def group(key: str, errors: str = "") -> Callable[[MixtureRun], Markup]:
+        return lambda run: _group(run, key, names, colours, errors)
+
     makers: list[tuple[str, str, Callable[[MixtureRun], Markup]]] = [
-        ("What the mixture did", _shares_caption(courses, names), lambda c: _shares(c, names, courses)),
+        ("What the mixture did", shares, lambda run: _shares(run, names, runs)),
         ("Learned or drifted", _DISTANCES, _facts),
-        ("Rewards", "What each dataset was worth at every update, with the noise of the probe.",
-         lambda c: _group(c, "reward", names, colours, "reward", "noise")),
-        ("Dev losses", "Of whole dev sets where they were validated, else of the probes.",
-         lambda c: _dev_losses(c, names, colours)),
-        ("Passes over the data", "How often each dataset had been gone through.",
-         lambda c: _group(c, "passes", names, colours, "passes")),
-        ("Alignment over time", "Cosines of the gradients of dev sets and datasets; move the slider.",
-         lambda c: _alignment(c, top_movers(courses[0].moments, MANY))),
-    ]  # fmt: skip
+        ("Rewards", "The reward of each dataset at every update, with its noise.", group("reward", "noise")),
+        (
+            "Dev losses",
+            "Of whole dev sets if they were validated, else of the probes.",
+            lambda run: _dev_losses(run, names, colours),
+        ),
+        ("Passes over the data", "Passes over each dataset so far.", group("passes")),
+        (
+            "Alignment over time",
+            "Cosines of the gradients of dev sets and datasets; move the slider.",
+            lambda run: _alignment(run, top_movers(runs[0].moments, _MOST_CELLS)),
+        ),
+    ]
     rows = []
     for title, caption, make in makers:
-        panels = [Panel(course.label, chart) for course in courses if (chart := make(course))]
+        panels = [(run.label, chart) for run in runs if (chart := make(run))]
         if panels:
             rows.append(Row(title, caption, panels))
     return rows
 
 
-def _shares_caption(courses: Sequence[MixtureRun], names: Sequence[str]) -> str:
-    told = "The share of each dataset in the draws, from the first step on."
-    if courses and len(courses[0].names) > len(names):
-        told += f" The {len(names)} of {len(courses[0].names):,} datasets that moved most; grey are all others."
-    return told
+def _shares(run: MixtureRun, names: Sequence[str], runs: Sequence[MixtureRun]) -> Markup:
+    if not run.updates:
+        return NOTHING
+    limit = max(limit_of(bands_of(one.moments, names)) for one in runs)
+    steps = [moment.step for moment in run.moments]
+    return charts.area(steps, bands_of(run.moments, names), run.prior, f"{run.label}: shares by step", limit)
 
 
-def _shares(course: MixtureRun, names: Sequence[str], courses: Sequence[MixtureRun]) -> Markup:
-    if not course.updates:
-        return Markup("")
-    limit = max(limit_of(bands_of(one.moments, names)) for one in courses)
-    steps = [moment.step for moment in course.moments]
-    title = f"{course.label}: shares by step"
-    return charts.area(steps, bands_of(course.moments, names), course.prior, title, limit)
-
-
-def _facts(course: MixtureRun) -> Markup:
+def _facts(run: MixtureRun) -> Markup:
     series = {
-        told: [(moment.step, moment.facts[fact]) for moment in course.moments if fact in moment.facts]
-        for fact, told in FACTS.items()
+        label: [(float(moment.step), moment.facts[fact]) for moment in run.moments if fact in moment.facts]
+        for fact, label in _FACTS.items()
     }
-    series = {told: points for told, points in series.items() if len(points) > 1}
+    series = {label: points for label, points in series.items() if len(points) > 1}
     if not series:
-        return Markup("")
-    title = f"{course.label}: learned or drifted"
-    return charts.lines(series, "total variation", title, low=0, high=1, colours=_FACT_COLOURS, first=0)
+        return NOTHING
+    title = f"{run.label}: learned or drifted"
+    return charts.lines(series, "total variation", title, between=(0, 1), colours=_FACT_COLOURS, first=0)
 
 
-def _group(
-    course: MixtureRun,
-    group: str,
-    names: Sequence[str],
-    colours: Mapping[str, str],
-    what: str,
-    errors: str = "",
-) -> Markup:
-    series = _points(course.moments, group, names)
-    noise: dict[str, list[float]] = {}
-    if errors:
-        noise = {
-            name: [m.groups.get(errors, {}).get(name, 0.0) for m in course.moments if name in m.groups.get(group, {})]
-            for name in series
-        }
-        noise = {name: values for name, values in noise.items() if any(values)}
-    title = f"{course.label}: {what}"
-    return charts.lines(series, what, title, noise, colours=colours, first=0) if series else Markup("")
-
-
-def _dev_losses(course: MixtureRun, names: Sequence[str], colours: Mapping[str, str]) -> Markup:
-    known = {name: points for name, points in course.validations.items() if len(points) > 1}
-    if not known:
-        known = _points(course.moments, "dev_loss", [])
-    chosen = [name for name in names if name in known] + sorted(name for name in known if name not in names)
-    series = {name: known[name] for name in chosen[: charts.MOST]}
+def _group(run: MixtureRun, key: str, names: Sequence[str], colours: Mapping[str, str], errors: str) -> Markup:
+    series = _points(run.moments, key, names)
     if not series:
-        return Markup("")
-    shared = {name: colour for name, colour in colours.items() if any(n in names for n in series)}
-    return charts.lines(series, "loss", f"{course.label}: dev losses", colours=shared, first=0)
+        return NOTHING
+    noise = {
+        name: [m.groups.get(errors, {}).get(name, 0.0) for m in run.moments if name in m.groups.get(key, {})]
+        for name in series
+    }
+    noise = {name: values for name, values in noise.items() if any(values)}
+    return charts.lines(series, key, f"{run.label}: {key}", noise, colours=colours, first=0)
 
 
-def _points(moments: Sequence[Moment], group: str, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """{name: [(step, value), ...]} of those of the names that have two at least; no names: all."""
-    wanted = names or dict.fromkeys(name for moment in moments for name in moment.groups.get(group, {}))
-    found = {
-        name: [(float(m.step), m.groups[group][name]) for m in moments if name in m.groups.get(group, {})]
+def _dev_losses(run: MixtureRun, names: Sequence[str], colours: Mapping[str, str]) -> Markup:
+    losses: Series = {name: points for name, points in run.validations.items() if len(points) > 1}
+    losses = losses or _points(run.moments, "dev_loss")
+    chosen = [name for name in names if name in losses] + sorted(name for name in losses if name not in names)
+    series = {name: losses[name] for name in chosen[: charts.MOST]}
+    if not series:
+        return NOTHING
+    shared = colours if any(name in names for name in series) else {}
+    return charts.lines(series, "loss", f"{run.label}: dev losses", colours=shared, first=0)
+
+
+def _points(moments: Sequence[Moment], key: str, names: Sequence[str] = ()) -> Series:
+    """{name: [(step, value), ...]} of a group, of these names (all if there are none) with at least two values."""
+    wanted = names or dict.fromkeys(name for moment in moments for name in moment.groups.get(key, {}))
+    points = {
+        name: [(float(m.step), m.groups[key][name]) for m in moments if name in m.groups.get(key, {})]
         for name in wanted
     }
-    return {name: points for name, points in found.items() if len(points) > 1}
+    return {name: values for name, values in points.items() if len(values) > 1}
 
 
-def _alignment(course: MixtureRun, train: Sequence[str]) -> Markup:
-    tables = [moment for moment in course.moments if moment.cosines]
+def _alignment(run: MixtureRun, train: Sequence[str]) -> Markup:
+    tables = [moment for moment in run.moments if moment.cosines]
     if not tables:
-        return Markup("")
-    first = tables[0].cosines
-    train = [name for name in train if name in course.names]
-    dev = [name for name in train if name in first] + [name for name in first if name not in train]
-    dev = dev[:MANY]
-    kept = [
+        return NOTHING
+    dev_sets = tables[0].cosines
+    dev = [name for name in train if name in dev_sets] + [name for name in dev_sets if name not in train]
+    dev = dev[:_MOST_CELLS]
+    cosines = [
         (moment.step, [[moment.cosines[d].get(t, 0.0) for t in train] for d in dev])
         for moment in tables
         if all(d in moment.cosines for d in dev)
     ]
-    return charts.heat(dev, train, kept, f"{course.label}: cosines of gradients")
-
-
-def groups_of(courses: Iterable[MixtureRun]) -> list[tuple[str, list[MixtureRun]]]:
-    """[(name, runs on the same datasets)]; labels that two of them share get their folder."""
-    by_names: dict[frozenset[str], list[MixtureRun]] = {}
-    for course in courses:
-        by_names.setdefault(frozenset(course.names), []).append(course)
-    found = []
-    for members in by_names.values():
-        labels = [course.label for course in members]
-        for course in members:
-            if labels.count(course.label) > 1:
-                course.label = str(course.folder)
-        parent = members[0].folder.resolve().parent.name
-        found.append((members[0].label if len(members) == 1 else f"{parent}: {len(members)} runs", members))
-    return found
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
+    return charts.heat(dev, train, cosines, f"{run.label}: cosines of gradients")

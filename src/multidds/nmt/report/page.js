@@ -26,7 +26,7 @@ const hideTip = () => { tip.hidden = true; };
 
 // Areas and lines: the values at the step under the pointer, or under a cursor that the arrow keys move.
 for (const chart of document.querySelectorAll(".chart.area, .chart.lines")) {
-  const { x, low, held, percent: shares, series, of = "step" } = data(chart);
+  const { x, low, held, percent: shares, series } = data(chart);
   const plot = chart.querySelector(".plot");
   const cursor = plot.appendChild(element("i"));
   cursor.className = "cursor";
@@ -43,7 +43,7 @@ for (const chart of document.querySelectorAll(".chart.area, .chart.lines")) {
     const known = series.filter(one => one.y[at] !== null && one.y[at] !== undefined);
     for (const one of held ? known.reverse() : known.sort((a, b) => b.y[at] - a.y[at]))
       rows.append(element("i", "", one.colour), element("span", one.name), element("b", (shares ? percent : short)(one.y[at])));
-    showTip(clientX ?? box.left + where * box.width, clientY ?? box.top, element("b", `${of} ${x[at].toLocaleString("en")}`), rows);
+    showTip(clientX ?? box.left + where * box.width, clientY ?? box.top, element("b", `step ${x[at].toLocaleString("en")}`), rows);
   };
   const leave = () => { cursor.hidden = true; hideTip(); };
   const point = event => {

@@ -1,14 +1,12 @@
-"""`multidds report`: what a mixture did in runs of any trainer, and every table and figure of the paper, as one page.
+"""`multidds report`: the mixtures of runs of any trainer, and every table and figure of the paper, as one page.
 
-runs.py reads our run folders and courses.py the histories of other trainers; tables.py, figures.py (drawn by
-drawing.py) and charts.py are the contents; this file writes them. Text from configs and data is escaped by jinja2 and
-charts.py in HTML and by `latex` of names.py in LaTeX.
+Text from configs and data is escaped by jinja2 and charts.py in HTML, and by `latex` in LaTeX.
 """
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,25 @@ from ..common.escaping import file_name, latex, printable
 from ..common.files import LOCK, locked, write_whole
 from ..evaluation.scores import scores_of_both
 from . import tables
-from .drawing import Figure, saved
-from .mixture_runs import MixtureRun, Panel, Row, groups_of, rows_of
-from .mixture_table import mixtures
-from .pair_tables import example_tables
-from .paper_figures import figures_of
-from .runs import Setting, course_of, found_in, settings_of
+from .mixture_runs import MixtureRun, Row, groups_of, rows_of
+from .mixture_table import mixture_table
+from .pair_tables import pair_tables
+from .paper_figures import Figure, figures_of, saved
+from .runs import Setting, find_runs, mixture_run_of, settings_of
 from .tables import ReportTable
 
-MAX_BYTES = 5_000_000  # of the page; charts beyond are left to the files
 _SHOWN = 4  # runs of a setting whose mixtures are shown
+_TILES = {
+    "drift": "from the prior (total variation)",
+    "unlearned": "of that without rewards",
+    "learned": "moved by rewards",
+    "signal": "signal (1: no noise)",
+}
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: the page, and the tables for the terminal."""
+    """The files of a report: the page; and the tables for the terminal."""
 
     page: Path
     summaries: list[str]
@@ -46,133 +48,112 @@ class Report:
 
 @dataclass
 class Section:
-    """What the page says of one setting, or of runs on the same datasets. What is empty is left out."""
+    """The part of the page about one setting, or about runs on the same datasets. What is empty is left out."""
 
     name: str
-    tiles: list[tuple[str, str]] = field(default_factory=list)
+    summaries: list[str] = field(default_factory=list)
+    tiles: list[tuple[str, str]] = field(default_factory=list)  # (value, caption)
     rows: list[Row] = field(default_factory=list)
     labelled: bool = True  # whether panels need the name of their run
-    scores: ReportTable | None = None  # what it comes down to: right behind the first row
+    scores: ReportTable | None = None  # the main result: right behind the first row
     tables: list[ReportTable] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
-    files: list[tuple[str, str]] = field(default_factory=list)  # (name of the file, what it shows)
+    files: list[tuple[str, str]] = field(default_factory=list)  # (name of the file, its contents)
 
 
-def report(folders: Sequence[Path], out: Path, say: Callable[[str], None] = lambda text: None) -> Report:
-    """Write report.html, tables/ and figures/ into `out`."""
-    say("reading")
-    runs, courses = found_in(folders)
-    settings = settings_of(runs)
+def report(folders: Sequence[Path], out: Path, show: Callable[[str], None] = lambda text: None) -> Report:
+    """Writes report.html, tables/ and figures/.
+
+    folders: runs, or folders that hold some.
+    out: the folder to write into.
+    show: called with the present task.
+    """
+    show("reading")
+    runs, mixture_runs = find_runs(folders)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is not a folder; choose another -o.")
     if (out / "config.json").exists():
         raise UserError(f"{out}: is a run; choose another folder for the report with -o.")
     with locked(out / f"report{LOCK}", f"{out}: another process is writing a report there."):
-        return _write(settings, courses, out, say)
+        return _write(settings_of(runs), mixture_runs, out, show)
 
 
-def _write(settings: list[Setting], courses: list[MixtureRun], out: Path, say: Callable[[str], None]) -> Report:
+def _write(settings: list[Setting], mixture_runs: list[MixtureRun], out: Path, show: Callable[[str], None]) -> Report:
     compare = _comparison()
-    sections, summaries, compared = [], [], []
+    sections = []
     for setting in settings:
-        say(f"comparing {setting.name}")
-        table = tables.by_language(setting, compare)
-        section, sentences = _of_setting(setting, table, out, say)
-        sections.append(section)
-        summaries += sentences
-        compared.append(table)
-    for name, members in groups_of(courses):
-        say(f"drawing {name}")
-        sections.append(_of_courses(name, members, out))
-        summaries += [course.sentence() for course in members[:_SHOWN]]
-    general = [made for make in (tables.average_bleu, tables.priorities, tables.over_seeds, tables.step_ahead,
-                                 tables.times) if (made := make(settings)).rows]  # fmt: skip
-    runs = tables.list_of_runs(settings)
-    for shown in [*general, *compared, *(table for section in sections for table in section.tables), runs]:
-        if shown.rows:
-            write_whole(out / "tables" / f"{file_name(shown.key)}.csv", as_csv(shown))
-            write_whole(out / "tables" / f"{file_name(shown.key)}.tex", as_latex(shown))
-    _keep_small(sections)
+        show(f"drawing {setting.name}")
+        sections.append(_section_of_setting(setting, tables.by_language(setting, compare), out))
+    for name, members in groups_of(mixture_runs):
+        show(f"drawing {name}")
+        sections.append(_section_of_mixture_runs(name, members, out))
+    makers = (tables.average_bleu, tables.priorities, tables.over_seeds, tables.step_ahead, tables.times)
+    general = [table for make in makers if (table := make(settings)).rows]
+    runs, compared = tables.list_of_runs(settings), [section.scores for section in sections if section.scores]
+    for table in [*general, *compared, *(table for section in sections for table in section.tables), runs]:
+        if table.rows:
+            write_whole(out / "tables" / f"{file_name(table.key)}.csv", as_csv(table))
+            write_whole(out / "tables" / f"{file_name(table.key)}.tex", as_latex(table))
+    summaries = [sentence for section in sections for sentence in section.summaries]
     title = sections[0].name if len(sections) == 1 else f"{len(sections)} settings"
-    write_whole(
-        out / "report.html", _page(title=title, summaries=summaries, sections=sections, general=general, runs=runs)
-    )
+    page = _page(title=title, summaries=summaries, sections=sections, general=general, runs=runs)
+    write_whole(out / "report.html", page)
     return Report(out / "report.html", summaries, compared)
 
 
-def _of_setting(
-    setting: Setting, compared: ReportTable, out: Path, say: Callable[[str], None]
-) -> tuple[Section, list[str]]:
-    """The section of runs of ours, and the sentences that stand above everything."""
+def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> Section:
+    """The section of runs of ours."""
     chosen = tables.main_method(setting)
-    order = [label for label in setting.labels if setting.of(label)[0].learned and label != chosen]
-    labels = [*([chosen] if chosen else []), *([setting.best_baseline] if setting.best_baseline else []), *order]
-    courses = [course_of(setting.of(label)[0]) for label in dict.fromkeys(labels or setting.labels[:1])][:_SHOWN]
-    courses = [course for course in courses if course.moments]
-    section = Section(setting.name, _tiles(courses[:1], compared), rows_of(courses))
-    section.scores = compared if compared.rows else None
-    section.tables = [table for table in (tables.all_methods(setting), tables.datasets(setting)) if table.rows]
-    section.tables += example_tables(setting)
-    for figure in figures_of(setting):
-        if figure.canvas is not None:
-            say(f"drawing {figure.title}")
-            name = file_name(figure.key)
-            write_whole(out / "figures" / f"{name}.svg", figure.svg)
-            write_whole(out / "figures" / f"{name}.pdf", figure.pdf())
-            section.files.append((name, figure.title))
-            if figure.chart:
-                section.figures.append(figure)
+    others = [label for label in setting.labels if setting.of(label)[0].learned]
+    labels = [label for label in (chosen, setting.best_baseline, *others) if label] or setting.labels[:1]
+    shown = [mixture_run_of(setting.of(label)[0]) for label in dict.fromkeys(labels)][:_SHOWN]
+    shown = [run for run in shown if run.moments]
+    section = Section(setting.name, tiles=_tiles(shown[:1], compared), rows=rows_of(shown))
     if compared.rows:
-        return section, [tables.summary(setting, compared)]
-    moved = [f"{setting.name}: {course.sentence()}" for course in courses[:2] if course.updates]
-    return section, moved or [f"{setting.name}: {len(setting.runs)} runs; no mixture has moved yet."]
-
-
-def _of_courses(name: str, courses: list[MixtureRun], out: Path) -> Section:
-    """The section of runs of other trainers."""
-    section = Section(name, _tiles(courses[:1], None), rows_of(courses[:_SHOWN]), labelled=len(courses) > 1)
-    for course in courses:
-        key = f"mixture.{course.label}"
-        figure = plot(course.folder)
-        for kind in ("svg", "pdf"):
-            write_whole(out / "figures" / f"{file_name(key)}.{kind}", saved(figure, kind))
-        section.files.append((file_name(key), f"{course.label}: mixture, rewards, dev losses"))
-        section.tables.append(mixtures(key, course))
+        section.scores = compared
+        section.summaries = [tables.summary(setting, compared)]
+    else:
+        moved = [f"{setting.name}: {run.sentence()}" for run in shown[:2] if run.updates]
+        section.summaries = moved or [f"{setting.name}: {len(setting.runs)} runs; no mixture has moved yet."]
+    section.tables = [table for table in (tables.all_methods(setting), tables.datasets(setting)) if table.rows]
+    section.tables += pair_tables(setting)
+    for figure in figures_of(setting):
+        section.files.append((_write_figure(figure.key, figure.canvas, out), figure.title))
+        if figure.chart:
+            section.figures.append(figure)
     return section
 
 
-def _tiles(courses: Sequence[MixtureRun], compared: ReportTable | None) -> list[tuple[str, str]]:
+def _section_of_mixture_runs(name: str, runs: list[MixtureRun], out: Path) -> Section:
+    """The section of runs of other trainers."""
+    section = Section(name, tiles=_tiles(runs[:1]), rows=rows_of(runs[:_SHOWN]), labelled=len(runs) > 1)
+    section.summaries = [run.sentence() for run in runs[:_SHOWN]]
+    for run in runs:
+        key = f"mixture.{run.label}"
+        section.files.append((_write_figure(key, plot(run.folder), out), f"{run.label}: mixture, rewards, dev losses"))
+        section.tables.append(mixture_table(key, run))
+    return section
+
+
+def _write_figure(key: str, canvas: Any, out: Path) -> str:
+    """Writes a figure as SVG and PDF, and returns its name as a file."""
+    for kind in ("svg", "pdf"):
+        write_whole(out / "figures" / f"{file_name(key)}.{kind}", saved(canvas, kind))
+    return file_name(key)
+
+
+def _tiles(runs: Sequence[MixtureRun], compared: ReportTable | None = None) -> list[tuple[str, str]]:
     """The few numbers that matter, of the run that a section is about."""
     tiles = []
     if compared is not None and compared.rows:
         average = compared.rows[-1]
         tiles += [(average[key].text, f"BLEU, {compared.columns[key]}") for key in ("learned", "baseline")]
         tiles.append((average["difference"].text, "difference in BLEU"))
-    for course in courses:
-        if not course.updates:
-            continue
-        told = {"drift": "from the prior (total variation)", "unlearned": "of that without rewards",
-                "learned": "moved by rewards", "signal": "signal (1: no noise)"}  # fmt: skip
-        tiles.append((f"{len(course.updates):,}", f"updates in {course.steps:,} steps"))
-        tiles += [(f"{course.facts[fact]:.2f}", what) for fact, what in told.items() if fact in course.facts]
+    for run in runs:
+        if run.updates:
+            tiles.append((f"{len(run.updates):,}", f"updates in {run.steps:,} steps"))
+            tiles += [(f"{run.facts[fact]:.2f}", caption) for fact, caption in _TILES.items() if fact in run.facts]
     return tiles
-
-
-def _keep_small(sections: Iterable[Section]) -> None:
-    """Leave out what would make the page larger than MAX_BYTES; the files have it."""
-    size, missing = 60_000, Markup('<p class="note">Not on this page, to keep it small; it is among the files.</p>')
-
-    def kept(chart: Markup) -> Markup:
-        nonlocal size
-        fits = size + len(chart.encode()) < 0.85 * MAX_BYTES
-        size += len(chart.encode()) if fits else len(missing)
-        return chart if fits else missing
-
-    for section in sections:
-        section.rows = [
-            replace(row, panels=[Panel(panel.label, kept(panel.chart)) for panel in row.panels]) for row in section.rows
-        ]
-        section.figures = [replace(figure, chart=kept(figure.chart)) for figure in section.figures]
 
 
 def _page(**content: Any) -> str:
@@ -187,7 +168,7 @@ def _page(**content: Any) -> str:
 
 
 def _comparison() -> tables.Compare:
-    """The test of significance, or the scores alone where sacreBLEU is not installed (extra: nmt)."""
+    """The test of significance, or the scores alone if sacreBLEU is not installed (extra: nmt)."""
     try:
         from ..evaluation.significance import compare
     except ImportError:
@@ -196,28 +177,30 @@ def _comparison() -> tables.Compare:
 
 
 def as_csv(table: ReportTable) -> str:
-    """Numbers in full, without marks: what a program reads."""
+    """Numbers in full, without marks, for programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(table.columns.values())
     for row in table.rows:
-        writer.writerow([cell.text if cell.number is None else repr(cell.number) for cell in table.cells(row)])
+        writer.writerow([cell.text if cell.number is None else repr(cell.number) for cell in row.values()])
     return file.getvalue()
 
 
 def as_latex(table: ReportTable) -> str:
     """A booktabs tabular, with bold and stars as on the page."""
     numeric = [any(row[key].number is not None for row in table.rows) for key in table.columns]
-    shape = "".join("r" if some else "l" for some in numeric)
-    lines = [f"% {printable(table.title)}", rf"\begin{{tabular}}{{{shape}}}", r"\toprule",
-             " & ".join(map(latex, table.columns.values())) + r" \\", r"\midrule"]  # fmt: skip
+    lines = [
+        f"% {printable(table.title)}",
+        rf"\begin{{tabular}}{{{''.join('r' if some else 'l' for some in numeric)}}}",
+        r"\toprule",
+        " & ".join(map(latex, table.columns.values())) + r" \\",
+        r"\midrule",
+    ]
     for row in table.rows:
-        cells = []
-        for cell in table.cells(row):
-            shown = latex(cell.text)
-            shown = rf"\textbf{{{shown}}}" if cell.bold else shown
-            cells.append(shown + ("$^{*}$" if cell.star else ""))
+        cells = [
+            (rf"\textbf{{{latex(cell.text)}}}" if cell.bold else latex(cell.text)) + ("$^{*}$" if cell.star else "")
+            for cell in row.values()
+        ]
         lines.append(" & ".join(cells) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [f"% {printable(note)}" for note in table.notes]
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {printable(note)}" for note in table.notes)]
     return "\n".join(lines) + "\n"

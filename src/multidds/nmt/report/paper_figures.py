@@ -1,328 +1,249 @@
-"""The figures of a report: every figure of the paper, and some that it lacks.
+"""The figures of the paper, and some that it lacks: each as a chart of the page and as a matplotlib figure for files.
 
-What is drawn is here, how it is drawn for papers in drawing.py and for the page in charts.py. One without a canvas has
-nothing to draw.
+Nothing here uses pyplot, a display or global state.
 """
 
+import io
 import math
 import re
 import statistics
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-from multidds.history import evenly
+import matplotlib as mpl
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from multidds.history import COLOURS, evenly, plot, style
 
 from ..common.escaping import drawable
 from . import charts
-from .drawing import (
-    COLOURS,
-    INK,
-    MANY,
-    MARKS,
-    POINTS,
-    Canvas,
-    Figure,
-    colour_bar,
-    draw_series,
-    drawn,
-    legend,
-    name_rows,
-    over_steps,
-)
+from .charts import Series
+from .mixture_runs import NOTHING
 from .runs import REWARDS, Run, Setting
 from .tables import main_method
 
 WINDOW = 10  # updates
+_INK = "#1c1c1e"
+_MARKS = "os^Dv<>P"
+_MOST = len(COLOURS)  # series of a panel
+_POINTS = 300  # of a line; more cannot be seen
+_WIDTH = 4.9  # inches
+_STYLE: Any = {
+    **style(_INK),
+    "font.family": "sans-serif",
+    "axes.titlesize": 9,
+    "axes.grid": True,
+    "grid.color": _INK,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a setting.
+
+    key: its name as a file.
+    title: the heading on the page.
+    caption: the text below it.
+    canvas: the figure for files.
+    chart: the same for the page; empty if a row of charts shows it already.
+    """
+
+    key: str
+    title: str
+    caption: str
+    canvas: Canvas
+    chart: Markup = NOTHING
 
 
 def figures_of(setting: Setting) -> Iterator[Figure]:
-    """All figures of one setting, the most telling first."""
+    """All figures that the runs of a setting can fill."""
     chosen = main_method(setting)
-    main = next(iter(_first(setting, chosen)), None)
     others = [label for label in reversed(setting.labels) if label != chosen and setting.of(label)[0].learned]
-    shown = [run for label in (chosen, *others) for run in _first(setting, label)]
-    yield from (usage(setting, run) for run in shown[:4])
-    yield usage_of_both(setting)
-    yield passes_over_datasets(setting)
-    yield mean_measure(setting, "dev_loss", "dev loss", "Per token, without label smoothing")
-    yield mean_measure(setting, "expected_accuracy", "expected accuracy", "Mean probability of the correct token")
-    for run in [main, *_first(setting, setting.best_baseline)] if main else _first(setting, setting.labels[0]):
-        yield dev_losses(setting, run)
-    for run in shown[:2]:
-        yield rewards(setting, run)
-        yield reward_variance(setting, run)
-    if main is not None:
-        yield alignment(setting, main)
-    yield priority_differences(setting)
-    yield cost(setting)
+    learned = [run for label in (chosen, *others) for run in _first(setting, label)]
+    compared = [*learned[:1], *_first(setting, setting.best_baseline)] if chosen else _first(setting, setting.labels[0])
+    figures = [
+        *(mixture(setting, run) for run in learned[:4]),
+        usage_of_both(setting),
+        passes_over_datasets(setting),
+        mean_measure(setting, "dev_loss", "dev loss", "Per token, without label smoothing"),
+        mean_measure(setting, "expected_accuracy", "expected accuracy", "Mean probability of the correct token"),
+        *(dev_losses(setting, run) for run in compared),
+        *(make(setting, run) for run in learned[:2] for make in (rewards, reward_variance)),
+        *(alignment(setting, run) for run in learned[:1]),
+        priority_differences(setting),
+        cost(setting),
+    ]
+    yield from (figure for figure in figures if figure is not None)
 
 
-def usage(setting: Setting, run: Run) -> Figure:
-    key = f"usage.{setting.name}.{_slug(run.label)}"
-    title = f"{setting.name}: dataset usage, {run.label}"
-    caption = f"Share of each language pair in the training draws, by step. Seed {run.seed}."
-    mixtures = run.mixtures
+def mixture(setting: Setting, run: Run) -> Figure | None:
     if not run.updates:
-        return Figure(key, title, "No update of the mixture has been recorded yet.", None)
-    steps = [step for step, _ in mixtures]
-    series = {name: [100 * mixture[name] for _, mixture in mixtures] for name in run.names}
-    return Figure(key, title, caption, over_steps(steps, series, "share of draws (%)", held=True))
+        return None
+    title = f"{setting.name}: mixture, rewards, dev losses, {run.label}"
+    return Figure(f"mixture.{setting.name}.{_slug(run.label)}", title, f"Seed {run.seed}.", plot(run.folder))
 
 
-def usage_of_both(setting: Setting) -> Figure:
-    key, title = f"usage-both.{setting.name}", f"{setting.name}: usage of MultiDDS against MultiDDS-S"
-    labels = [setting.learned_with(method) for method in ("multidds", "multidds-s")]
+def usage_of_both(setting: Setting) -> Figure | None:
+    labels = [setting.learned_with(method) for method in REWARDS]
     runs = [run for label in labels for run in _first(setting, label) if run.updates]
     if len(runs) < 2:
-        return Figure(key, title, "It takes a run with MultiDDS and one with MultiDDS-S.", None)
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots(2, 1, sharex=True, sharey=True)
-        for panel, run in zip(axes, runs, strict=True):
-            mixtures = run.mixtures
-            steps = [step for step, _ in mixtures]
-            series = {name: [100 * mixture[name] for _, mixture in mixtures] for name in run.names}
-            image = draw_series(panel, steps, series, held=True)
-            panel.set_title(drawable(run.label))
-            panel.set_ylabel("share of draws (%)" if image is None else "language pair")
-        axes[1].set_xlabel("step")
-        if len(setting.pairs) <= MANY:
-            legend(canvas, axes[0])
-        else:
-            colour_bar(canvas, axes[1], image, "share of draws (%)")
-
-    return Figure(key, title, "The same data and settings with either reward.", drawn(draw, 5.0, len(setting.pairs), 2))
+        return None
+    title = f"{setting.name}: usage of MultiDDS against MultiDDS-S"
+    panels = {run.label: _by_name(run, [(step, _percent(shares)) for step, shares in run.mixtures]) for run in runs}
+    canvas = line_figure(panels, "share of draws (%)", held=True)
+    return Figure(f"usage-both.{setting.name}", title, "The same data and settings with either reward.", canvas)
 
 
-def rewards(setting: Setting, run: Run) -> Figure:
-    key = f"rewards.{setting.name}.{_slug(run.label)}"
+def rewards(setting: Setting, run: Run) -> Figure | None:
+    """Both rewards of every update, which take its alignment table."""
+    if not run.alignments:
+        return None
+    panels = {
+        f"{name} reward": _by_name(run, [(step, table.rewards[key]) for step, table in run.alignments])
+        for key, name in REWARDS.items()
+    }
     title = f"{setting.name}: rewards by step, {run.label}"
-    kept = run.alignments
-    if not kept:
-        if not run.updates:
-            return Figure(key, title, "No update of the mixture has been recorded yet.", None)
-        steps = [record.step for record in run.updates]
-        series = {name: [record.reward[name] for record in run.updates] for name in run.names}
-        caption = "The reward that this run used; the other one needs the alignment table ([mixture] sketch)."
-        return Figure(key, title, caption, over_steps(steps, series, "reward"))
-    steps = [step for step, _ in kept]
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots(2, 1, sharex=True)
-        for panel, reward in zip(axes, REWARDS, strict=True):
-            series = {name: [table.rewards[reward][name] for _, table in kept] for name in run.names}
-            image = draw_series(panel, steps, series)
-            panel.set_title(f"{REWARDS[reward]} reward")
-            panel.set_ylabel("reward" if image is None else "language pair")
-            if image is not None:
-                colour_bar(canvas, panel, image, "reward")
-        axes[1].set_xlabel("step")
-        if len(setting.pairs) <= MANY:
-            legend(canvas, axes[0])
-
     caption = f"Both rewards of every update, whichever the run used. Seed {run.seed}."
-    return Figure(key, title, caption, drawn(draw, 5.0, len(setting.pairs), 2))
+    return Figure(f"rewards.{setting.name}.{_slug(run.label)}", title, caption, line_figure(panels, "reward"))
 
 
-def reward_variance(setting: Setting, run: Run) -> Figure:
-    key = f"reward-variance.{setting.name}.{_slug(run.label)}"
+def reward_variance(setting: Setting, run: Run) -> Figure | None:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for key, name in REWARDS.items():
+        within, over = variances(run, key)
+        series |= {f"{name}, between datasets": within, f"{name}, over {WINDOW} updates": over}
+    series = {name: points for name, points in series.items() if points}
+    if not series:
+        return None
     title = f"{setting.name}: variance of the rewards, {run.label}"
-    found = {reward: variances(run, reward) for reward in REWARDS}
-    if not any(within for within, _ in found.values()):
-        return Figure(key, title, "It takes two updates with an alignment table ([mixture] sketch).", None)
-
-    def draw(canvas: Canvas) -> None:
-        panel = canvas.subplots()
-        for colour, (reward, (within, over)) in zip(COLOURS, found.items(), strict=False):
-            for points, style, what in ((within, "-", "between datasets"), (over, "--", f"over {WINDOW} updates")):
-                if points:
-                    steps, values = zip(*points, strict=True)
-                    panel.plot(steps, values, style, color=colour, label=f"{REWARDS[reward]}, {what}")
-        panel.set_yscale("log")
-        panel.set_xlabel("step")
-        panel.set_ylabel("variance")
-        legend(canvas, panel, 2)
-
     caption = (
         f"Between datasets: the variance over the datasets within an update. Over {WINDOW} updates: the variance of a "
         f"dataset's reward over a window of {WINDOW} updates, averaged over the datasets."
     )
-    series = {
-        f"{REWARDS[reward]}, {what}": [(float(step), value) for step, value in points]
-        for reward, both in found.items()
-        for points, what in zip(both, ("between datasets", f"over {WINDOW} updates"), strict=True)
-        if points
-    }
-    return Figure(key, title, caption, drawn(draw), charts.lines(series, "variance", title))
+    canvas = line_figure({"": series}, "variance", log=True)
+    chart = charts.lines(series, "variance", title)
+    return Figure(f"reward-variance.{setting.name}.{_slug(run.label)}", title, caption, canvas, chart)
 
 
-def variances(run: Run, reward: str) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+def variances(run: Run, reward: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     """(step, variance over datasets) and (step, mean over datasets of the variance over a window of updates)."""
-    kept = [(step, table.rewards[reward]) for step, table in run.alignments]
-    within = [(step, statistics.variance(found.values())) for step, found in kept if len(run.names) > 1]
+    values = [(step, table.rewards[reward]) for step, table in run.alignments]
+    within = [(float(step), statistics.variance(of.values())) for step, of in values if len(run.names) > 1]
     over = []
-    for end in range(WINDOW, len(kept) + 1):
-        window = kept[end - WINDOW : end]
-        of_each = [statistics.variance(found[name] for _, found in window) for name in run.names]
-        over.append((window[-1][0], statistics.fmean(of_each)))
+    for end in range(WINDOW, len(values) + 1):
+        window = values[end - WINDOW : end]
+        of_each = [statistics.variance(of[name] for _, of in window) for name in run.names]
+        over.append((float(window[-1][0]), statistics.fmean(of_each)))
     return within, over
 
 
-def mean_measure(setting: Setting, measure: str, called: str, caption: str) -> Figure:
-    key, title = f"{measure.replace('_', '-')}.{setting.name}", f"{setting.name}: mean {called}"
+def mean_measure(setting: Setting, measure: str, name: str, caption: str) -> Figure | None:
     runs = [run for label in setting.labels for run in setting.of(label)[:1] if run.validations]
     if not runs:
-        return Figure(key, title, "No run has been validated yet.", None)
-
-    def draw(canvas: Canvas) -> None:
-        panel = canvas.subplots()
-        for i, run in enumerate(runs):
-            points = evenly([(record.step, record.means[measure]) for record in run.validations], POINTS)
-            steps, values = zip(*points, strict=True)
-            mark = MARKS[i % len(MARKS)] if len(points) < 15 else None
-            panel.plot(steps, values, color=COLOURS[i % MANY], marker=mark, markersize=3.5, label=drawable(run.label))
-        panel.set_xlabel("step")
-        panel.set_ylabel(f"mean {called}")
-        legend(canvas, panel, 2)
-
+        return None
     series = {run.label: [(float(r.step), r.means[measure]) for r in run.validations] for run in runs}
-    chart = charts.lines(series, f"mean {called}", title)
-    return Figure(key, title, f"{caption}, averaged over the dev sets; first seeds.", drawn(draw), chart)
-
-
-def dev_losses(setting: Setting, run: Run) -> Figure:
-    key, title = (
-        f"dev-losses.{setting.name}.{_slug(run.label)}",
-        f"{setting.name}: dev loss per language pair, {run.label}",
+    title, what = f"{setting.name}: mean {name}", f"mean {name}"
+    return Figure(
+        f"{measure.replace('_', '-')}.{setting.name}",
+        title,
+        f"{caption}, averaged over the dev sets; first seeds.",
+        line_figure({"": series}, what),
+        charts.lines(series, what, title),
     )
+
+
+def dev_losses(setting: Setting, run: Run) -> Figure | None:
     if not run.validations:
-        return Figure(key, title, "The run has not been validated yet.", None)
-    steps = [record.step for record in run.validations]
-    series = {name: [record.dev_loss[name] for record in run.validations] for name in run.names}
-    return Figure(key, title, "Per token, without label smoothing.", over_steps(steps, series, "dev loss"))
+        return None
+    series = _by_name(run, [(record.step, record.dev_loss) for record in run.validations])
+    title = f"{setting.name}: dev loss per language pair, {run.label}"
+    canvas = line_figure({"": series}, "dev loss")
+    return Figure(f"dev-losses.{setting.name}.{_slug(run.label)}", title, "Per token, without label smoothing.", canvas)
 
 
-def passes_over_datasets(setting: Setting) -> Figure:
-    key, title = f"passes.{setting.name}", f"{setting.name}: passes over each dataset"
-    runs = [run for label in setting.labels for run in setting.of(label)[:1] if run.validations][:MANY]
+def passes_over_datasets(setting: Setting) -> Figure | None:
+    runs = [run for label in setting.labels for run in setting.of(label)[:1] if run.validations][:_MOST]
     if not runs:
-        return Figure(key, title, "No run has been validated yet.", None)
-    order = sorted(setting.pairs, key=lambda pair: float(runs[0].facts["pairs"][pair]["train"]["pairs"]))
-
-    def draw(canvas: Canvas) -> None:
-        panel = canvas.subplots()
-        for i, run in enumerate(runs):
-            last = run.validations[-1].passes
-            panel.plot([last[pair] for pair in order], range(len(order)), MARKS[i], color=COLOURS[i], markersize=4,
-                       label=drawable(run.label))  # fmt: skip
-        panel.set_xscale("log")
-        name_rows(panel, order)
-        panel.set_xlabel("passes at the end of the run")
-        panel.set_ylabel("language pair, smallest first")
-        legend(canvas, panel, 2)
-
-    caption = "How often each training set has been gone through, the smallest first; first seeds."
-    last_passes = {run.label: run.validations[-1].passes for run in runs}
-    chart = charts.dots(order, last_passes, "passes at the end of the run", title, log=True)
-    return Figure(key, title, caption, drawn(draw, max(3.2, 0.15 * len(order) + 1.4)), chart)
+        return None
+    rows = sorted(setting.pairs, key=lambda pair: float(runs[0].facts["pairs"][pair]["train"]["pairs"]))
+    passes = {run.label: run.validations[-1].passes for run in runs}
+    title, what = f"{setting.name}: passes over each dataset", "passes at the end of the run"
+    return Figure(
+        f"passes.{setting.name}",
+        title,
+        "Passes over each training set, the smallest first; first seeds.",
+        dot_figure(rows, passes, what, log=True),
+        charts.dots(rows, passes, what, title, log=True),
+    )
 
 
-def alignment(setting: Setting, run: Run) -> Figure:
-    key = f"alignment.{setting.name}.{_slug(run.label)}"
+def alignment(setting: Setting, run: Run) -> Figure | None:
+    tables = evenly(run.alignments, 4)
+    if not tables:
+        return None
     title = f"{setting.name}: alignment of training and dev gradients, {run.label}"
-    kept = run.alignments
-    if not kept:
-        return Figure(key, title, "There is no alignment table; set [mixture] sketch, 65536 say.", None)
-    places = sorted({round(i * (len(kept) - 1) / 3) for i in range(4)})
-    shown = [kept[i] for i in places]
-    size = len(setting.pairs)
-    highest = max(abs(value) for _, table in shown for row in table.cosines for value in row) or 1.0
-
-    def draw(canvas: Canvas) -> None:
-        columns = 2 if len(shown) > 1 else 1
-        axes = canvas.subplots(math.ceil(len(shown) / columns), columns, sharex=True, sharey=True, squeeze=False).flat
-        image = None
-        for panel, (step, table) in zip(axes, shown, strict=False):
-            image = panel.imshow(table.cosines, cmap="RdBu", vmin=-highest, vmax=highest, interpolation="nearest")
-            panel.set_title(f"step {step:,}")
-            panel.grid(False)
-            every = max(1, math.ceil(size / 25))
-            small = 7 if size <= 12 else 5
-            names = [drawable(name) for name in setting.pairs[::every]]
-            panel.set_xticks(range(0, size, every), names, rotation=90, fontsize=small)
-            panel.set_yticks(range(0, size, every), names, fontsize=small)
-            panel.label_outer()
-            if panel.get_subplotspec().is_first_col():
-                panel.set_ylabel("dev set")
-            if panel.get_subplotspec().is_last_row():
-                panel.set_xlabel("training dataset")
-        for panel in list(axes)[len(shown) :]:
-            panel.set_visible(False)
-        colour_bar(canvas, [panel for panel in canvas.axes if panel.get_visible()], image, "cosine of the gradients")
-
-    caption = f"Which training set helps which dev set, at {len(shown)} of {len(kept)} updates: blue helps, red harms."
-    return Figure(key, title, caption, drawn(draw, 5.2 if len(shown) > 2 else 3.4))
+    caption = f"At {len(tables)} of {len(run.alignments)} updates: blue helps, red harms."
+    cosines = {f"step {step:,}": table.cosines for step, table in tables}
+    return Figure(f"alignment.{setting.name}.{_slug(run.label)}", title, caption, heat_figure(setting.pairs, cosines))
 
 
-def priority_differences(setting: Setting) -> Figure:
-    key, title = f"priorities.{setting.name}", f"{setting.name}: BLEU of low and high priority against regular"
-    others = setting.by_priority()
-    regular = others.pop("regular")
-    runs = {name: setting.scored(label)[0] for name, label in others.items() if label and setting.scored(label)}
-    if regular is None or not setting.scored(regular) or not runs:
-        return Figure(
-            key, title, "It takes scored runs of one method with regular and with low or high priority.", None
-        )
-    base = setting.scored(regular)[0]
+def priority_differences(setting: Setting) -> Figure | None:
+    labels = setting.by_priority()
+    regular = [run for run in _first(setting, labels.pop("regular")) if run.bleu is not None]
+    runs = {name: run for name, label in labels.items() for run in _first(setting, label) if run.bleu is not None}
+    if not regular or not runs:
+        return None
+    base = regular[0]
     perplexity = base.best.perplexity if base.best else {}
-    ordered = sorted(setting.pairs, key=lambda pair: -perplexity.get(pair, 0.0))
-
-    def draw(canvas: Canvas) -> None:
-        panel = canvas.subplots()
-        for i, (name, run) in enumerate(runs.items()):
-            differences = [(run.bleu_of(pair) or 0.0) - (base.bleu_of(pair) or 0.0) for pair in ordered]
-            places = [place + (i - 0.5) * 0.38 for place in range(len(ordered))]
-            panel.barh(places, differences, 0.36, color=COLOURS[i], label=f"{name} - regular")
-        panel.axvline(0, color=INK, linewidth=0.8)
-        name_rows(panel, ordered)
-        panel.invert_yaxis()
-        panel.set_xlabel("difference in BLEU")
-        panel.set_ylabel("language pair, worst perplexity first")
-        legend(canvas, panel, 2)
-
-    caption = "Ordered by the dev perplexity of the regular run's best model; the first seeds."
+    rows = sorted(setting.pairs, key=lambda pair: -perplexity.get(pair, 0.0))
     gains = {
-        f"{name} - regular": {pair: (run.bleu_of(pair) or 0.0) - (base.bleu_of(pair) or 0.0) for pair in ordered}
+        f"{name} - regular": {pair: (run.bleu_of(pair) or 0.0) - (base.bleu_of(pair) or 0.0) for pair in rows}
         for name, run in runs.items()
     }
-    chart = charts.dots(ordered, gains, "difference in BLEU", title)
-    return Figure(key, title, caption, drawn(draw, max(3.2, 0.15 * len(ordered) + 1.4)), chart)
+    title = f"{setting.name}: BLEU of low and high priority against regular"
+    return Figure(
+        f"priorities.{setting.name}",
+        title,
+        "Ordered by the dev perplexity of the regular run's best model, the worst first; the first seeds.",
+        dot_figure(rows, gains, "difference in BLEU"),
+        charts.dots(rows, gains, "difference in BLEU", title),
+    )
 
 
-def cost(setting: Setting) -> Figure:
-    key, title = f"cost.{setting.name}", f"{setting.name}: BLEU against the cost of balancing"
-    points = [
-        (label, 100 * statistics.fmean(costs), mean)
+def cost(setting: Setting) -> Figure | None:
+    rows = {
+        f"{label}: {mean:.2f} BLEU": 100 * statistics.fmean(costs)
         for label in setting.labels
         if (mean := setting.mean_bleu(label)) is not None
         and (costs := [run.overhead for run in setting.scored(label) if run.overhead is not None])
-    ]
-    if not points:
-        return Figure(key, title, "No run has been scored yet.", None)
+    }
+    if not rows:
+        return None
+    title, what = f"{setting.name}: BLEU against the cost of balancing", "updates, in % of the time of steps"
+    return Figure(
+        f"cost.{setting.name}",
+        title,
+        "Means over seeds if there are several.",
+        dot_figure(list(rows), {"updates": rows}, what),
+        charts.dots(list(rows), {"updates": rows}, what, title),
+    )
 
-    def draw(canvas: Canvas) -> None:
-        panel = canvas.subplots()
-        for i, (label, spent, bleu) in enumerate(points):
-            panel.plot(
-                [spent], [bleu], MARKS[i % len(MARKS)], color=COLOURS[i % MANY], label=drawable(label), markersize=6
-            )
-        panel.margins(0.15)
-        panel.set_xlabel("seconds of updates, in % of the seconds of training steps")
-        panel.set_ylabel("average BLEU")
-        legend(canvas, panel, 2)
 
-    rows = {f"{label}: {bleu:.2f} BLEU": spent for label, spent, bleu in points}
-    chart = charts.dots(list(rows), {"updates": rows}, "seconds of updates, in % of the seconds of steps", title)
-    return Figure(key, title, "Means over seeds where there are several.", drawn(draw), chart)
+def _by_name(run: Run, values: Sequence[tuple[int, Mapping[str, float]]]) -> Series:
+    return {name: [(float(step), of[name]) for step, of in values] for name in run.names}
+
+
+def _percent(shares: Mapping[str, float]) -> dict[str, float]:
+    return {name: 100 * share for name, share in shares.items()}
 
 
 def _first(setting: Setting, label: str | None) -> list[Run]:
@@ -331,3 +252,132 @@ def _first(setting: Setting, label: str | None) -> list[Run]:
 
 def _slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-").lower()
+
+
+# ------------------------------------------------------------------------------------------ drawing
+
+
+def saved(canvas: Canvas, kind: str) -> bytes:
+    """Writes a figure as "svg" or "pdf", the same bytes every time."""
+    file = io.BytesIO()
+    dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with _styled():
+        canvas.savefig(file, format=kind, metadata=dates[kind])
+    return file.getvalue()
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    """Letters that matplotlib has no font for are boxes in a PDF; in an SVG the reader's fonts show them."""
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+        yield
+
+
+def drawn(draw: Callable[[Canvas], None], height: float = 3.4) -> Canvas:
+    """Returns a canvas that `draw` has drawn on. height: in inches."""
+    with _styled():
+        canvas = Canvas(figsize=(_WIDTH, height), layout="constrained")
+        FigureCanvasAgg(canvas)
+        draw(canvas)
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # laid out once; saving would do it again for every format
+    return canvas
+
+
+def line_figure(panels: Mapping[str, Series], what: str, held: bool = False, log: bool = False) -> Canvas:
+    """Draws panels of lines below each other. Of many series in a panel those are drawn that changed most.
+
+    panels: {title: {name: [(step, value), ...]}}.
+    what: the y axis.
+    held: whether a value holds until the next one, as a mixture does.
+    log: whether the y axis is logarithmic.
+    """
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for panel, (title, series) in zip(axes, panels.items(), strict=True):
+            shown = _most_changed(series)
+            for i, (name, points) in enumerate(shown.items()):
+                steps, values = zip(*evenly(points, _POINTS), strict=True)
+                panel.plot(
+                    steps,
+                    values,
+                    color=COLOURS[i],
+                    label=drawable(name),
+                    marker=_MARKS[i] if len(steps) < 15 else None,
+                    markersize=3.5,
+                    drawstyle="steps-post" if held else "default",
+                )
+            panel.set_title(drawable(title))
+            panel.set_ylabel(what if len(shown) == len(series) else f"{what}, {len(shown)} of {len(series)}")
+            if log:
+                panel.set_yscale("log")
+        axes[-1].set_xlabel("step")
+        _legend(canvas, axes[0])
+
+    return drawn(draw, 3.4 if len(panels) == 1 else 5.0)
+
+
+def _most_changed(series: Series) -> Series:
+    if len(series) <= _MOST:
+        return series
+    ranges = {name: max(y for _, y in points) - min(y for _, y in points) for name, points in series.items()}
+    chosen = sorted(series, key=lambda name: -ranges[name])[:_MOST]
+    return {name: points for name, points in series.items() if name in chosen}
+
+
+def dot_figure(rows: Sequence[str], series: Mapping[str, Mapping[str, float]], what: str, log: bool = False) -> Canvas:
+    """Draws a row for each name, and in it a dot for each of the series {label: {row: value}}."""
+
+    def draw(canvas: Canvas) -> None:
+        panel = canvas.subplots()
+        for i, (label, values) in enumerate(series.items()):
+            points = [(values[row], place) for place, row in enumerate(rows) if row in values]
+            panel.plot(*zip(*points, strict=True), _MARKS[i], color=COLOURS[i], markersize=4, label=drawable(label))
+        if log:
+            panel.set_xscale("log")
+        elif any(value < 0 for values in series.values() for value in values.values()):
+            panel.axvline(0, color=_INK, linewidth=0.8)
+        _name_places(panel.set_yticks, rows)
+        panel.invert_yaxis()
+        panel.set_xlabel(what)
+        _legend(canvas, panel)
+
+    return drawn(draw, max(3.2, 0.15 * len(rows) + 1.4))
+
+
+def heat_figure(names: Sequence[str], tables: Mapping[str, list[list[float]]]) -> Canvas:
+    """Draws tables [dev set, dataset] of cosines beside each other, in colours around 0."""
+    highest = max(abs(cosine) for table in tables.values() for row in table for cosine in row) or 1.0
+
+    def draw(canvas: Canvas) -> None:
+        columns = min(2, len(tables))
+        shape = (math.ceil(len(tables) / columns), columns)
+        axes = list(canvas.subplots(*shape, sharex=True, sharey=True, squeeze=False).flat)
+        for panel, (title, table) in zip(axes, tables.items(), strict=False):
+            image = panel.imshow(table, cmap="RdBu", vmin=-highest, vmax=highest, interpolation="nearest")
+            panel.set_title(title)
+            panel.grid(False)
+            _name_places(panel.set_xticks, names, rotation=90)
+            _name_places(panel.set_yticks, names)
+            panel.set(xlabel="training dataset", ylabel="dev set")
+            panel.label_outer()
+        for panel in axes[len(tables) :]:
+            panel.set_visible(False)
+        canvas.colorbar(image, ax=axes[: len(tables)], location="bottom", label="cosine of the gradients", aspect=40)
+
+    return drawn(draw, 5.2 if len(tables) > 2 else 3.4)
+
+
+def _name_places(set_ticks: Callable[..., Any], names: Sequence[str], **options: Any) -> None:
+    """Names the places 0, 1, ... of an axis; of very many every second one, and so on."""
+    every = max(1, math.ceil(len(names) / 130))
+    labels = [drawable(name) for name in names[::every]]
+    set_ticks(range(0, len(names), every), labels, fontsize=8 if len(names) <= 15 else 5, **options)
+
+
+def _legend(canvas: Canvas, panel: Axes) -> None:
+    handles, labels = panel.get_legend_handles_labels()
+    columns = max(1, min(4, 70 // (max(map(len, labels)) + 6)))
+    canvas.legend(handles, labels, loc="outside lower center", ncols=columns)

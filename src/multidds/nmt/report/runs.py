@@ -1,33 +1,67 @@
-"""Run folders as a report sees them: what was run, what it is called, what it recorded, how it scored.
+"""Run folders as a report reads them: methods by name, records, scores.
 
-Reads files only; nothing here trains, translates or needs the data that a run was trained on. A method is named after
-the run's own config, never after its folder, so a label cannot say something else than what was run.
+Reads files only; needs neither torch nor the data that a run was trained on. A method is named after the run's own
+config, never after its folder, so that a label cannot differ from what was run.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from multidds.history import moments_of
-
 from ..common.errors import UserError
 from ..config.config import Config, MixtureSettings, read_run
 from ..config.config_diff import HARMLESS, changed_keys
-from ..evaluation.scores import read_scores
+from ..evaluation import read_scores
 from ..runs.record_files import FILE, read_records
 from ..runs.records import AlignmentFacts, AnyRecord, Updated, Validated, mixtures_of
-from .mixture_runs import MixtureRun, read_courses
+from .mixture_runs import MixtureRun, read_mixture_runs, read_moments
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
 _ELSEWHERE = {*HARMLESS, "data.folder", "train.seed", "train.device"}
-_IN_LABEL = {f"mixture.{key}" for key in ("method", "prior", "temperature", "max_passes", "probabilities",
-                                          "step_ahead", "priority", "switch_epoch")}  # fmt: skip
+_LABEL_KEYS = (
+    "method",
+    "prior",
+    "temperature",
+    "max_passes",
+    "probabilities",
+    "step_ahead",
+    "priority",
+    "switch_epoch",
+)
+_IGNORED = _ELSEWHERE | {f"mixture.{key}" for key in _LABEL_KEYS}
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
-LEARNED = {
-    **REWARDS, "anchored": "learned", "shuffled": "shuffled rewards", "moving-average": "MultiDDS moving average",
-}  # fmt: skip
+_LEARNED = {
+    **REWARDS,
+    "anchored": "learned",
+    "shuffled": "shuffled rewards",
+    "moving-average": "MultiDDS moving average",
+}
+_PUBLISHED = {  # {label: its name in the paper's tables}
+    "uniform": "uniform",
+    "temperature 5": "temperature-5",
+    "proportional": "proportional",
+    "MultiDDS, step-ahead": "multidds",
+    "MultiDDS-S": "multidds-s",
+}
+_ORDER = (  # beginnings of labels; of several that fit, the last one counts
+    "uniform",
+    "temperature",
+    "proportional",
+    "UniMax",
+    "planned",
+    "given",
+    "proportional to",
+    "cooldown",
+    "reverse",
+    "shuffled",
+    "MultiDDS moving",
+    "MultiDDS,",
+    "MultiDDS",
+    "MultiDDS-S",
+    "learned",
+)
 
 
 @dataclass
@@ -39,7 +73,7 @@ class Run:
     facts: dict[str, Any]  # the rest of config.json
     records: list[AnyRecord]
     scores: dict[str, Any] | None
-    variant: str = ""  # what tells it from other runs of the same label, if anything does
+    variant: str = ""  # the differences from other runs of the same label
 
     @property
     def setting(self) -> str:
@@ -56,7 +90,7 @@ class Run:
     @property
     def published_as(self) -> str | None:
         """The method of the paper's tables that this run repeats."""
-        return None if self.variant else _PUBLISHED.get(label_of(self.config.mixture))
+        return _PUBLISHED.get(self.label)
 
     @property
     def seed(self) -> int:
@@ -72,7 +106,7 @@ class Run:
 
     @property
     def alignments(self) -> list[tuple[int, AlignmentFacts]]:
-        """(step, what the table of its update says), where there was one."""
+        """(step, table of its update), if there was one."""
         return [(record.step, record.alignment) for record in self.updates if record.alignment is not None]
 
     @property
@@ -80,8 +114,13 @@ class Run:
         return [record for record in self.records if isinstance(record, Validated)]
 
     @property
+    def mixtures(self) -> list[tuple[int, dict[str, float]]]:
+        """(step, mixture from there on), from the prior to the last update."""
+        return mixtures_of(self.records)
+
+    @property
     def finished(self) -> str:
-        """Why it ended; empty while it has not."""
+        """The reason of its end; empty if it has not ended."""
         return self.validations[-1].finished if self.validations else ""
 
     @property
@@ -102,14 +141,9 @@ class Run:
 
     @property
     def overhead(self) -> float | None:
-        """Seconds of updates for a second of training steps."""
+        """Seconds of updates per second of training steps."""
         clock = self.validations[-1].clock if self.validations else {}
         return clock["updates"] / clock["steps"] if clock.get("steps") else None
-
-    @property
-    def mixtures(self) -> list[tuple[int, dict[str, float]]]:
-        """(step, mixture from there on), from the prior to the last update."""
-        return mixtures_of(self.records)
 
 
 @dataclass
@@ -127,7 +161,11 @@ class Setting:
     @property
     def labels(self) -> list[str]:
         """Methods, in the order of the paper's tables."""
-        return sorted({run.label for run in self.runs}, key=lambda label: (_place(label), label))
+
+        def place(label: str) -> int:
+            return max((i for i, start in enumerate(_ORDER) if label.startswith(start)), default=len(_ORDER))
+
+        return sorted({run.label for run in self.runs}, key=lambda label: (place(label), label))
 
     def of(self, label: str) -> list[Run]:
         """The runs of a method, by seed."""
@@ -148,23 +186,25 @@ class Setting:
 
     def learned_with(self, method: str, priority: str = "regular") -> str | None:
         """The plainest method of this reward and priority, if there is one."""
+        first = {label: self.of(label)[0] for label in self.labels}
         fitting = [
-            label for label in self.labels
-            if (mixture := self.of(label)[0].config.mixture).method == method and mixture.priority == priority
-        ]  # fmt: skip
-        return min(fitting, key=lambda label: (bool(self.of(label)[0].variant), len(label)), default=None)
+            (bool(run.variant), len(label), label)
+            for label, run in first.items()
+            if (run.config.mixture.method, run.config.mixture.priority) == (method, priority)
+        ]
+        return min(fitting)[-1] if fitting else None
 
     def by_priority(self) -> dict[str, str | None]:
-        """{priority: the plainest method with it}, of one reward and rule: those that there are priorities of."""
+        """{priority: the plainest method with it}, of the first reward and rule that has low or high priority."""
         for method in ("multidds-s", "anchored"):
-            found = {name: self.learned_with(method, name) for name in ("regular", "low", "high")}
-            if found["low"] or found["high"]:
-                return found
+            labels = {name: self.learned_with(method, name) for name in ("regular", "low", "high")}
+            if labels["low"] or labels["high"]:
+                return labels
         return dict.fromkeys(("regular", "low", "high"))
 
 
 def label_of(mixture: MixtureSettings) -> str:
-    """What a report calls a method."""
+    """The name of a method in a report."""
     prior = {
         "temperature": f"temperature {mixture.temperature:g}",
         "unimax": f"UniMax {mixture.max_passes:g}",
@@ -172,69 +212,36 @@ def label_of(mixture: MixtureSettings) -> str:
     }.get(mixture.prior, mixture.prior)
     if mixture.method == "static":
         return prior if mixture.schedule == "none" else mixture.schedule.replace("-", " ")
-    parts = [LEARNED[mixture.method]]
+    parts = [_LEARNED[mixture.method]]
     if mixture.step_ahead:
         parts.append("step-ahead" + (f" {mixture.step_ahead:g}" if mixture.step_ahead != 0.001 else ""))
     if mixture.priority != "regular":
-        named = mixture.priority if isinstance(mixture.priority, str) else "own"
-        parts.append(f"{named} priority")
+        parts.append(f"{mixture.priority if isinstance(mixture.priority, str) else 'own'} priority")
     if prior != ("planned" if mixture.method in ("anchored", "shuffled") else "proportional"):
         parts.append(f"from {prior}")
     return ", ".join(parts)
 
 
-_PUBLISHED = {
-    "uniform": "uniform",
-    "temperature 5": "temperature-5",
-    "proportional": "proportional",
-    "MultiDDS, step-ahead": "multidds",
-    "MultiDDS-S": "multidds-s",
-}
-
-
-def _place(label: str) -> int:
-    order = ["uniform", "temperature", "proportional", "UniMax", "planned", "given", "proportional to", "cooldown",
-             "reverse", "shuffled", "MultiDDS moving", "MultiDDS,", "MultiDDS",
-             "MultiDDS-S", "learned"]  # fmt: skip
-    return max((i for i, start in enumerate(order) if label.startswith(start)), default=len(order))
-
-
-def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs of this application that are, or are below, the given folders, in the order of their paths."""
-    return found_in(folders)[0]
-
-
-def found_in(folders: Iterable[Path]) -> tuple[list[Run], list[MixtureRun]]:
-    """(our runs, runs of other trainers that have a history of their mixture) of the given folders and below them."""
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[MixtureRun]]:
+    """(our runs, runs of other trainers that have a history of their mixture) of folders and below them."""
     runs: dict[Path, Run] = {}
-    courses: dict[Path, MixtureRun] = {}
+    mixture_runs: dict[Path, MixtureRun] = {}
     for folder in folders:
         if not folder.exists():
             raise UserError(f"{folder}: there is no such folder.")
-        ours = {path.resolve(): read(path) for path in _run_folders(folder)}
-        others = {} if ours else {course.folder.resolve(): course for course in read_courses(folder)}
+        ours = {path.resolve(): _read(path) for path in _run_folders(folder)}
+        others = {} if ours else {run.folder.resolve(): run for run in read_mixture_runs(folder)}
         if not ours and not others:
             raise UserError(
                 f"{folder}: is not a run, and there is none below it (a run has a config.json and records.jsonl; other "
                 "trainers have a mixture.jsonl, a trainer_state.json or a metrics.csv with a mixture in it)."
             )
         runs |= ours
-        courses |= others
-    return list(runs.values()), list(courses.values())
+        mixture_runs |= others
+    return list(runs.values()), list(mixture_runs.values())
 
 
-def course_of(run: Run) -> MixtureRun:
-    """What the mixture of one of our runs did, and its validations."""
-    validated = [record for record in run.records if isinstance(record, Validated)]
-    validations = {
-        name: [(float(record.step), record.dev_loss[name]) for record in validated if name in record.dev_loss]
-        for name in run.names
-    }
-    label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
-    return MixtureRun(label, run.folder, moments_of(run.folder), validations)
-
-
-def _run_folders(folder: Path) -> Iterable[Path]:
+def _run_folders(folder: Path) -> Iterator[Path]:
     if (folder / "config.json").exists() and (folder / FILE).exists():
         yield folder
     elif folder.is_dir():
@@ -243,7 +250,7 @@ def _run_folders(folder: Path) -> Iterable[Path]:
                 yield from _run_folders(inner)
 
 
-def read(folder: Path) -> Run:
+def _read(folder: Path) -> Run:
     config, facts = read_run(folder)
     scores = read_scores(folder)
     if scores is not None and set(scores["pairs"]) != set(config.data.names):
@@ -251,46 +258,45 @@ def read(folder: Path) -> Run:
     return Run(folder, config, facts, read_records(folder), scores)
 
 
+def mixture_run_of(run: Run) -> MixtureRun:
+    """The mixture of one of our runs, and its validations."""
+    validations = {name: [(float(r.step), r.dev_loss[name]) for r in run.validations] for name in run.names}
+    label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
+    return MixtureRun(label, run.folder, read_moments(run.folder), validations)
+
+
 def settings_of(runs: list[Run]) -> list[Setting]:
     """Runs grouped by setting, each named so that different ones never share a label."""
     groups: dict[tuple[str, tuple[str, ...]], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.setting, run.names), []).append(run)
-    names = Counter(name for name, _ in groups)
+    counts = Counter(name for name, _ in groups)
     settings = []
     for (name, pairs), members in groups.items():
-        shown = name if names[name] == 1 else f"{name} ({len(pairs)} pairs from {pairs[0]})"
         _name_variants(members)
         kept: dict[tuple[str, int], Run] = {}
-        repeated = []
-        for run in members:
-            if kept.setdefault((run.label, run.seed), run) is not run:
-                repeated.append(run)
-        settings.append(Setting(shown, list(kept.values()), repeated))
+        repeated = [run for run in members if kept.setdefault((run.label, run.seed), run) is not run]
+        name = name if counts[name] == 1 else f"{name} ({len(pairs)} pairs from {pairs[0]})"
+        settings.append(Setting(name, list(kept.values()), repeated))
     return settings
 
 
 def _name_variants(runs: list[Run]) -> None:
-    """Where runs of one label differ in more than that label says, say in what."""
+    """Names the differences of runs with one label, if they differ in more than that label says."""
     for label in {label_of(run.config.mixture) for run in runs}:
         same = [run for run in runs if label_of(run.config.mixture) == label]
-        differing = {key for run in same for key in differences(same[0], run)}
-        if not differing:
-            continue
-        # The plain one is that which has most in common with all the runs of the setting.
-        distance = [sum(len(differences(run, other)) for other in runs) for run in same]
-        plain = same[distance.index(min(distance))]
-        for run in same:
-            run.variant = ", ".join(f"{key} = {_value(run.config, key)}" for key in differences(plain, run))
+        if any(differences(same[0], run) for run in same):
+            # The plain one is that which has most in common with all the runs of the setting.
+            plain = min(same, key=lambda run: sum(len(differences(run, other)) for other in runs))
+            for run in same:
+                run.variant = ", ".join(f"{key} = {_value(run.config, key)}" for key in differences(plain, run))
 
 
 def differences(one: Run, other: Run) -> list[str]:
     """The keys, beyond what labels say, in which two runs differ."""
-    ignored = _ELSEWHERE | _IN_LABEL
-    keys = [key for key in changed_keys(one.config, other.config) if key not in ignored]
-    if not (one.learned and other.learned):
-        keys = [key for key in keys if not key.startswith("mixture.")]
-    return keys
+    keys = [key for key in changed_keys(one.config, other.config) if key not in _IGNORED]
+    both_learned = one.learned and other.learned
+    return [key for key in keys if both_learned or not key.startswith("mixture.")]
 
 
 def _value(config: Config, key: str) -> str:
