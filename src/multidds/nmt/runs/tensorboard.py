@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from multidds.history.history import FACTS
+from multidds.history import FACTS
 from multidds.history.loggers import LAYOUT
 
 from .records import AnyRecord, Started, Updated
