@@ -1,4 +1,6 @@
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,10 +79,19 @@ def text(corpus):
 
 
 @pytest.fixture(scope="session")
-def tiny(corpus):
-    """recipes/tiny.toml prepared, trained and evaluated by the commands; the folder that holds data/ and runs/tiny."""
-    recipe = ROOT / "recipes" / "tiny.toml"
-    multidds("prepare", recipe, cwd=corpus)
-    multidds("train", recipe, "--run", "runs/tiny", cwd=corpus)
-    multidds("evaluate", "runs/tiny", cwd=corpus)
-    return corpus
+def tiny(tmp_path_factory):
+    """recipes/tiny.toml prepared, trained and evaluated by the commands; the folder that holds data/ and runs/tiny.
+
+    It is made once for all workers, each of which gets a copy.
+    """
+    base = tmp_path_factory.getbasetemp()
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny"
+    with made.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / "runs" / "tiny" / "scores.json").exists():
+            recipe = ROOT / "recipes" / "tiny.toml"
+            made_up_languages.write(made / "data" / "made-up")
+            multidds("prepare", recipe, cwd=made)
+            multidds("train", recipe, "--run", "runs/tiny", cwd=made)
+            multidds("evaluate", "runs/tiny", cwd=made)
+    return shutil.copytree(made, tmp_path_factory.mktemp("tiny"), dirs_exist_ok=True)

@@ -376,9 +376,9 @@ def command(folder, *overrides):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.slow
-def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tiny, tmp_path, number):
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text, tmp_path, number):
     long = command(tmp_path / "run", "train.max_steps=100000", "train.max_epochs=100000")
-    process = subprocess.Popen(long, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(long, cwd=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in process.stdout:
         if line.startswith("step 9"):
             break
@@ -391,15 +391,15 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tiny, tmp_path, 
 
 
 @pytest.mark.slow
-def test_kill_9_at_random_moments_ten_times_changes_nothing(tiny, tmp_path):
+def test_kill_9_at_random_moments_ten_times_changes_nothing(text, tmp_path):
     settings = ("train.max_steps=150", "train.save_every=3", "mixture.every=10")
-    multidds(*command(tmp_path / "whole", *settings)[3:], cwd=tiny)
+    multidds(*command(tmp_path / "whole", *settings)[3:], cwd=text)
     rng = random.Random(7)
     kills = 0
     while kills < 10:
         process = subprocess.Popen(
             command(tmp_path / "killed", *settings),
-            cwd=tiny,
+            cwd=text,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -413,7 +413,7 @@ def test_kill_9_at_random_moments_ten_times_changes_nothing(tiny, tmp_path):
         process.communicate()
         kills += 1
     assert kills >= 5
-    multidds(*command(tmp_path / "killed", *settings)[3:], cwd=tiny)
+    multidds(*command(tmp_path / "killed", *settings)[3:], cwd=text)
     same_runs(tmp_path / "whole", tmp_path / "killed")
 
 
@@ -427,15 +427,15 @@ def test_a_run_has_one_writer(corpus, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_before_it_reads_anything(tiny, tmp_path):
+def test_a_second_process_is_refused_before_it_reads_anything(text, tmp_path):
     long = command(tmp_path / "run", "train.max_steps=100000", "train.max_epochs=100000")
-    first = subprocess.Popen(long, cwd=tiny, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    first = subprocess.Popen(long, cwd=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         for line in first.stdout:
             if line.startswith("step 6"):
                 break
         (tmp_path / "run" / "config.json").write_bytes(b"neither this nor the data could be read")
-        second = multidds(*command(tmp_path / "run", "data.folder=nowhere")[3:], cwd=tiny, check=False)
+        second = multidds(*command(tmp_path / "run", "data.folder=nowhere")[3:], cwd=text, check=False)
         assert (second.returncode, second.stderr.count("\n")) == (2, 1)
         assert second.stderr.endswith("run: is being trained by another process.\n")
     finally:
