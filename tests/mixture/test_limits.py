@@ -70,13 +70,44 @@ def test_a_resumed_tracker_has_counted_what_the_other_has():
         tracker("a").load_state_dict(one.state_dict())
 
 
+def test_within_a_group_shares_keep_their_proportions():
+    p, groups = {"a": 0.1, "b": 0.3, "c": 0.4, "d": 0.2}, {"a": "g", "b": "g", "c": "h"}
+
+    def applied(**bounds):
+        return Limits(bounds).tracker(tuple(p), groups).applied(p, step=0)
+
+    assert applied(g=(0, 0.2)) == pytest.approx({"a": 0.05, "b": 0.15, "c": 0.4 * 0.8 / 0.6, "d": 0.2 * 0.8 / 0.6})
+    assert applied(g=(0.6, 0.6), c=(0, 0.1)) == pytest.approx({"a": 0.15, "b": 0.45, "c": 0.1, "d": 0.3})
+    assert applied(g=(0, 1)) == pytest.approx(p)
+
+
+@given(bounded(), st.floats(0, 1), st.floats(0, 1))
+def test_bounds_of_groups_and_of_datasets_hold_together(case, low, room):
+    probabilities, bounds = case
+    groups = dict.fromkeys(list(probabilities)[::2], "g")
+    bounds = bounds | {"g": (low, low + room * (1 - low))}
+    try:
+        tracker = Limits(bounds).tracker(tuple(probabilities), groups)
+    except ValueError as error:
+        assert "bounds" in str(error)
+        return
+    shares = tracker.applied(probabilities, step=0)
+    assert math.fsum(shares.values()) == pytest.approx(1)
+    sums = shares | {"g": math.fsum(shares[name] for name in groups)}
+    assert all(low - 1e-6 <= sums[name] <= high + 1e-6 for name, (low, high) in bounds.items())
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"bounds": {"x": (0, 1)}}, "bounds: 'x' is unknown"),
         ({"bounds": {"a": (0.5, 0.2)}}, r"bounds.*'a' has \(0.5, 0.2\)"),
-        ({"bounds": {"a": (0.6, 1), "b": (0.6, 1)}}, "bounds: the lower bounds sum to 1.2"),
-        ({"bounds": {"a": (0, 0.3), "b": (0, 0.3)}}, "bounds: the upper bounds sum to 0.6"),
+        ({"bounds": {"a": (0.6, 1), "b": (0.6, 1)}}, "lower bounds sum to 1.2"),
+        ({"bounds": {"a": (0, 0.3), "b": (0, 0.2), "c": (0, 0.1)}}, "upper bounds sum to 0.6"),
+        ({"bounds": {"g": (0.5, 0.4)}}, "'g' has"),
+        ({"bounds": {"g": (0.5, 0.6), "a": (0, 0.1)}}, r"'g' has \(0.5, 0.6\).* 0 to 0.1"),
+        ({"bounds": {"g": (0, 0.1), "h": (0, 0.4)}}, "upper bounds sum to 0.5"),
+        ({"bounds": {"g": (0.6, 1), "h": (0.6, 1)}}, "lower bounds sum to 1.2"),
         ({"max_passes": 0}, "max_passes.* 0"),
         ({"max_passes": {"a": -1}}, "max_passes.*'a' is -1"),
         ({"max_passes": {"x": 1}}, "max_passes: 'x' is unknown"),
@@ -84,7 +115,7 @@ def test_a_resumed_tracker_has_counted_what_the_other_has():
 )
 def test_limits_that_cannot_hold_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Limits(**settings).tracker("ab", None, {"a": 1, "b": 1}, 10, 10)
+        Limits(**settings).tracker("abc", {"a": "g", "b": "h", "c": "h"}, dict.fromkeys("abc", 1), 10, 10)
 
 
 def test_passes_that_cannot_be_counted_are_refused():

@@ -2,17 +2,14 @@ import json
 import math
 
 import pytest
-from assertions import assert_resumes_exactly
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multidds import Mixture
-from multidds.mixture import Replay
 
 pytestmark = [pytest.mark.claim("The method", "temperature, UniMax")]
 
-NAMES = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,7}", fullmatch=True)
-SIZES = st.dictionaries(NAMES, st.integers(1, 10**9), min_size=1, max_size=30)
+SIZES = st.dictionaries(st.text(min_size=1, max_size=8), st.integers(1, 10**9), min_size=1, max_size=30)
 
 
 @given(SIZES, st.floats(0.05, 1e6))
@@ -29,15 +26,11 @@ def test_temperature_gives_probabilities_in_the_order_of_the_sizes(sizes, tau):
 @given(SIZES)
 def test_temperature_one_is_proportional_and_infinity_is_uniform(sizes):
     total = sum(sizes.values())
-    for name, p in Mixture.temperature(sizes, tau=1).probabilities.items():
-        assert math.isclose(p, sizes[name] / total, rel_tol=1e-12)
     assert Mixture.proportional(sizes).probabilities == Mixture.temperature(sizes, tau=1).probabilities
+    for name, p in Mixture.proportional(sizes).probabilities.items():
+        assert math.isclose(p, sizes[name] / total, rel_tol=1e-12)
     for p in Mixture.temperature(sizes, tau=math.inf).probabilities.values():
         assert math.isclose(p, 1 / len(sizes), rel_tol=1e-12)
-
-
-def test_one_to_nine_at_temperature_two_are_one_and_three_quarters():
-    assert Mixture.temperature({"a": 1, "b": 9}, tau=2).probabilities == {"a": 0.25, "b": 0.75}
 
 
 @given(SIZES, st.floats(1, 1e12), st.floats(0.1, 100))
@@ -54,17 +47,16 @@ def test_unimax_never_goes_over_its_passes_and_is_uniform_among_the_rest(sizes, 
         assert all(shares[name] <= min(free) * (1 + 1e-6) for name in limited)
 
 
-def test_unimax_by_hand():
+def test_the_rules_by_hand():
+    assert Mixture.temperature({"a": 1, "b": 9}, tau=2).probabilities == {"a": 0.25, "b": 0.75}
     # 100 to spend: "a" may have at most 4 * 5 = 20, the other two share the 80 that are left.
-    assert Mixture.unimax({"a": 5, "b": 50, "c": 1000}, budget=100, max_passes=4).probabilities == {
-        "a": 0.2,
-        "b": 0.4,
-        "c": 0.4,
-    }
+    unimax = Mixture.unimax({"a": 5, "b": 50, "c": 1000}, budget=100, max_passes=4)
+    assert unimax.probabilities == {"a": 0.2, "b": 0.4, "c": 0.4}
 
 
+@pytest.mark.claim("The method", "the order of datasets does not matter")
 @given(SIZES, st.floats(0, 1, exclude_max=True))
-def test_a_point_falls_on_the_dataset_whose_stretch_covers_it(sizes, point):
+def test_a_point_falls_on_the_dataset_whose_part_covers_it_in_any_order(sizes, point):
     mixture = Mixture.proportional(sizes)
     before = 0.0
     for name in sorted(sizes):
@@ -72,6 +64,7 @@ def test_a_point_falls_on_the_dataset_whose_stretch_covers_it(sizes, point):
             break
         before += mixture[name]
     assert before - 1e-9 <= point <= before + mixture[name] + 1e-9
+    assert Mixture.proportional(dict(reversed(sizes.items()))).at(point) == name
 
 
 def test_a_dataset_of_probability_zero_is_never_drawn():
@@ -79,20 +72,13 @@ def test_a_dataset_of_probability_zero_is_never_drawn():
     assert {mixture.at(point) for point in (0.0, 0.5, 1 - 2**-53)} == {"b"}
 
 
-@pytest.mark.claim("The method", "the order of datasets does not matter")
 @given(SIZES)
-def test_draws_do_not_depend_on_the_order_of_the_datasets(sizes):
-    backwards = Mixture.proportional(dict(reversed(sizes.items())))
-    forwards = Mixture.proportional(sizes)
-    assert all(forwards.at(i / 50) == backwards.at(i / 50) for i in range(50))
-
-
-@given(SIZES)
-def test_the_state_travels_through_json_bit_for_bit(sizes):
+def test_a_state_goes_through_json_bit_for_bit(sizes):
     mixture, other = Mixture.temperature(sizes, 3), Mixture.uniform(sizes)
     other.load_state_dict(json.loads(json.dumps(mixture.state_dict())))
-    assert other.probabilities == mixture.probabilities
+    assert other.state_dict() == mixture.state_dict()
     assert Mixture(mixture.probabilities).probabilities == mixture.probabilities
+    assert repr(mixture).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -109,13 +95,12 @@ def test_the_state_travels_through_json_bit_for_bit(sizes):
 )
 def test_a_mixture_keeps_the_sizes_that_it_is_made_from(make):
     mixture = make({"b": 3, "a": 2})
-    assert mixture.sizes == {"a": 2, "b": 3}
     mixture.sizes["a"] = 7  # a copy
-    assert mixture.sizes == json.loads(json.dumps(mixture.state_dict()))["sizes"] == {"a": 2, "b": 3}
+    assert mixture.sizes == mixture.state_dict()["sizes"] == {"a": 2, "b": 3}
 
 
 def test_sizes_are_unknown_until_they_are_filled_in():
-    mixture = Mixture.uniform("ab")
+    mixture = Mixture.uniform({"a": "a dataset", "b": "another"})
     assert mixture.sizes is None
     with pytest.raises(ValueError, match="sizes: 'b' is missing"):
         mixture.sizes = {"a": 1}
@@ -130,6 +115,8 @@ def test_a_state_of_other_data_is_refused_and_changes_nothing():
         (Mixture.uniform("ac").state_dict(), "'b' is missing"),
         (Mixture.uniform("ab").state_dict() | {"version": 1}, "version 1"),
         (Mixture.uniform("ab").state_dict() | {"probabilities": {"a": 0.5, "b": 0.4}}, "sum to 0.9"),
+        ({"version": Mixture.uniform("ab").state_dict()["version"]}, "no 'probabilities'"),
+        (None, "NoneType"),
     ):
         with pytest.raises(ValueError, match=message):
             mixture.load_state_dict(state)
@@ -140,21 +127,16 @@ def test_a_state_of_other_data_is_refused_and_changes_nothing():
 
 @given(SIZES, SIZES, st.floats(0.01, 100))
 def test_an_extended_mixture_plans_what_is_new_and_keeps_the_proportions_of_the_rest(old, sizes, passes):
+    sizes = sizes | dict(list(old.items())[::2])
     learned, draws = Mixture.temperature(old, 2), passes * sum(sizes.values())
-    common = [name for name in sizes if name in old]
-    if not common:
-        with pytest.raises(ValueError, match="extended.* none of the datasets"):
-            Mixture.extended(learned, sizes, draws)
-        return
     extended, plan = Mixture.extended(learned, sizes, draws), Mixture.planned(sizes, draws)
     assert all(extended[name] == pytest.approx(plan[name]) for name in sizes if name not in old)
-    factors = [extended[name] / learned[name] for name in common]
+    factors = [extended[name] / learned[name] for name in sizes if name in old]
     assert max(factors) == pytest.approx(min(factors))
-    if set(old) == set(sizes):
-        assert all(extended[name] == learned[name] for name in sizes)
+    assert Mixture.extended(learned.probabilities, old).probabilities == learned.probabilities  # bit for bit
 
 
-def test_moving_a_mixture_is_seen_through_every_reference_and_counted():
+def test_a_moved_mixture_is_one_through_every_reference_and_counts_its_moves():
     mixture = Mixture.uniform(["a", "b"])
     mixture.move({"b": 0.9, "a": 0.1})
     assert mixture.probabilities == {"a": 0.1, "b": 0.9}
@@ -166,47 +148,44 @@ def test_moving_a_mixture_is_seen_through_every_reference_and_counted():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Mixture({}), "Mixture: there must be at least one dataset."),
-        (lambda: Mixture({"az-en": -0.2, "b": 1.2}), "probabilities must not be negative, but 'az-en' is -0.2."),
-        (lambda: Mixture({"a": math.nan, "b": 1}), "must not be NaN, but 'a' is nan."),
-        (lambda: Mixture({"a": 0.5, "b": 0.4}), "must sum to 1, but they sum to 0.9. Divide"),
-        (lambda: Mixture({"a": math.inf}), "must sum to 1, but they sum to inf"),
-        (lambda: Mixture({"a": 1.7e308, "b": 1.7e308}), "must sum to 1, but they sum to inf"),
-        (lambda: Mixture({"": 1.0}), "Mixture: names must be strings that are not empty, but one is ''."),
-        (lambda: Mixture({3: 1.0}), "but one is 3."),
+        (lambda: Mixture({}), "at least one dataset"),
+        (lambda: Mixture({"az-en": -0.2, "b": 1.2}), "probabilities.*'az-en' is -0.2"),
+        (lambda: Mixture({"a": math.nan, "b": 1}), "probabilities.*'a' is nan"),
+        (lambda: Mixture({"a": 0.5, "b": 0.4}), "sum to 1.* 0.9"),
+        (lambda: Mixture({"a": math.inf}), "sum to 1.* inf"),
+        (lambda: Mixture({"a": 1.7e308, "b": 1.7e308}), "sum to 1.* inf"),
+        (lambda: Mixture({"": 1.0}), "names.*''"),
+        (lambda: Mixture({3: 1.0}), "names.*3"),
+        (lambda: Mixture({"a": 1.0}, {"a": 0}), "sizes.*'a' is 0"),
         (lambda: Mixture.uniform([]), "at least one dataset"),
-        (lambda: Mixture.uniform(["a", "b", "a"]), "the name 'a' is there more than once"),
-        (lambda: Mixture.proportional({"a": 5, "b": 0}), "sizes must be positive and finite, but 'b' is 0."),
-        (lambda: Mixture.proportional({"a": math.nan}), "but 'a' is nan"),
-        (lambda: Mixture.temperature({"a": 1}, tau=0), "tau must be positive, but it is 0"),
-        (lambda: Mixture.temperature({"a": 1}, tau=math.nan), "tau must be positive, but it is nan"),
-        (lambda: Mixture.unimax({"a": 1}, budget=0, max_passes=4), "budget must be positive and finite, but it is 0"),
-        (lambda: Mixture.unimax({"a": 1}, budget=9, max_passes=-1), "max_passes must be positive"),
-        (lambda: Mixture.proportional({}), "Mixture.proportional: there must be at least one dataset."),
-        (lambda: Mixture.uniform("ab").move({"a": 1.0}), "Mixture.move: 'b' is missing."),
-        (lambda: Mixture.uniform("abc").move({"a": 1.0}), "Mixture.move: 'b', 'c' are missing."),
-        (lambda: Mixture.uniform("ab").move({"a": 1.0, "b": 0, "c": 0}), "'c' is unknown; there are 'a', 'b'."),
+        (lambda: Mixture.uniform(["a", "b", "a"]), "'a'.*more than once"),
+        (lambda: Mixture.proportional({"a": 5, "b": 0}), "Mixture.proportional: sizes.*'b' is 0"),
+        (lambda: Mixture.proportional({"a": math.nan}), "sizes.*'a' is nan"),
+        (lambda: Mixture.proportional({}), "Mixture.proportional: .*at least one dataset"),
+        (lambda: Mixture.temperature({"a": 1}, tau=0), "tau.* 0"),
+        (lambda: Mixture.temperature({"a": 1}, tau=math.nan), "tau.* nan"),
+        (lambda: Mixture.unimax({"a": 1}, budget=0, max_passes=4), "budget.* 0"),
+        (lambda: Mixture.unimax({"a": 1}, budget=9, max_passes=-1), "max_passes.* -1"),
+        (lambda: Mixture.extended({"a": 1.0}, {"b": 1}), "extended.* none .*'b'"),
+        (lambda: Mixture.uniform("abc").move({"a": 1.0}), "'b', 'c' are missing"),
+        (lambda: Mixture.uniform("ab").move({"a": 1.0, "b": 0, "c": 0}), "'c' is unknown; there are 'a', 'b'"),
     ],
 )
 def test_a_bad_mixture_is_refused_with_the_culprit(make, message):
-    with pytest.raises(ValueError, match=".") as error:
+    with pytest.raises(ValueError, match=message):
         make()
-    assert message in str(error.value)
 
 
-def test_what_is_no_number_is_a_type_error_with_the_culprit():
-    with pytest.raises(TypeError, match="probabilities must be numbers, but 'b' is 'x'"):
+def test_other_types_and_unknown_names_are_refused_with_the_culprit():
+    with pytest.raises(TypeError, match="probabilities.*'b' is 'x'"):
         Mixture({"a": 0.5, "b": "x"})
-    with pytest.raises(TypeError, match="Mixture.temperature: sizes must be numbers, but 'a' is None"):
+    with pytest.raises(TypeError, match="Mixture.temperature: sizes.*'a' is None"):
         Mixture.temperature({"a": None}, tau=2)
-
-
-def test_an_unknown_name_is_a_key_error_that_lists_the_known_ones():
-    with pytest.raises(KeyError, match="there is no dataset 'c'; there are 'a', 'b'"):
+    with pytest.raises(KeyError, match="no dataset 'c'; there are 'a', 'b'"):
         Mixture.uniform("ab")["c"]
 
 
-def test_a_mixture_shows_itself_shortly():
+def test_a_mixture_is_shown_in_a_line():
     assert repr(Mixture({"a": 0.25, "b": 0.75})) == "Mixture(b 75%, a 25%)"
     assert repr(Mixture({"a": 0.996, "b": 0.004})) == "Mixture(a 100%, b 0.4%)"
     many = repr(Mixture.uniform(f"a name that is long, {i:05}" for i in range(10_000)))
@@ -214,33 +193,3 @@ def test_a_mixture_shows_itself_shortly():
     assert many.endswith(" 0.01%, 9,996 more)")
     assert len(many) < 200
     assert repr(Mixture.uniform(["new\nline"])) == "Mixture(new?line 100%)"
-
-
-def test_replay_moves_the_mixture_where_the_record_did():
-    mixture = Mixture.uniform("ab")
-    replay = Replay(mixture, [(0, {"a": 0.4, "b": 0.6}), (2, {"a": 0.3, "b": 0.7}), (3, {"a": 0.1, "b": 0.9})])
-    assert mixture["a"] == 0.4
-    assert [replay.step() for _ in range(4)] == [None, {"a": 0.3, "b": 0.7}, {"a": 0.1, "b": 0.9}, None]
-    assert mixture["a"] == 0.1
-
-
-def test_replay_resumes_exactly():
-    def make():
-        replay = Replay(Mixture.uniform("ab"), [(step, {"a": step / 10, "b": 1 - step / 10}) for step in range(1, 10)])
-        return {"replay": replay}, lambda _: (replay.step(), replay.mixture.probabilities)
-
-    assert_resumes_exactly(make, 9, stops=(0, 4), as_json=True)
-
-
-@pytest.mark.parametrize(
-    ("history", "message"),
-    [
-        ([(2, {"a": 1.0, "b": 0.0}), (2, {"a": 1.0, "b": 0.0})], "steps must rise from 0, but 2 comes after 2"),
-        ([(-1, {"a": 1.0, "b": 0.0})], "steps must rise from 0"),
-        ([(1, {"a": 1.0})], "Replay: step 1: 'b' is missing."),
-        ([(1, {"a": 1.0, "b": -0.5})], "'b' is -0.5"),
-    ],
-)
-def test_a_bad_history_is_refused(history, message):
-    with pytest.raises(ValueError, match=message):
-        Replay(Mixture.uniform("ab"), history)
