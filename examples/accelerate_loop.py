@@ -1,9 +1,8 @@
 """The task of plain_loop.py with Accelerate: on one process or, with `torchrun`, on several.
 
-`accelerator.prepare` takes the model and the optimizer but not the loader. It would share the batches out among the
+`accelerator.prepare` takes the model and the optimizer but not the loader. It would divide the batches among the
 processes a second time (the sampler has done it: rank r takes every W-th draw of one sequence), and it reads one batch
-ahead, so that a saved sampler would be one batch too far; the sampler refuses. Batches are moved to the device in
-`loss` instead.
+ahead, so that a saved sampler would be one batch too far. Batches are moved to the device in `loss` instead.
 
     python examples/accelerate_loop.py
     torchrun --nproc-per-node 2 examples/accelerate_loop.py
@@ -18,7 +17,7 @@ from plain_loop import SIZES, WIDTH, accuracy, examples
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader
 
-from multidds import Balancer, Mixture, MixtureSampler, batches_of
+from multidds import Balancer, Mixture, MixtureSampler, Probes, batches_of
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -28,7 +27,7 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Run:
-    """`batch_size` and `probes` are of all processes together, so that their number does not change the result."""
+    """A training. `batch_size` and `probes` are of all processes, so that their number does not change the result."""
 
     def __init__(self, batch_size: int = 64, probes: int = 2, accumulate: int = 1, dropout: float = 0.1) -> None:
         self.accelerator = accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
@@ -41,7 +40,9 @@ class Run:
 
         self.mixture = Mixture.proportional(SIZES)
         per_process = batch_size // accelerator.num_processes
-        sampler = MixtureSampler(SIZES, self.mixture, per_process, seed=1)  # after Accelerator(): it knows the ranks
+        sampler = MixtureSampler(
+            SIZES, self.mixture, per_process, seed=1
+        )  # after Accelerator(), which starts the group of processes
         # Not prepared. With a generator of its own: starting it again, after a resume, does not draw from dropout's.
         self.loader = DataLoader(ConcatDataset(data.values()), batch_sampler=sampler, generator=torch.Generator())
         self.balancer = Balancer(
@@ -51,9 +52,9 @@ class Run:
             train={name: batches_of(d, 64) for name, d in data.items()},
             dev={name: batches_of(d, 64) for name, d in dev.items()},
             every=20,
-            batches=probes // accelerator.num_processes,
+            probes=Probes(batches=probes, count="in all"),
         )
-        # `accelerator.save_state` and `load_state` then carry mixture, draws and scorer with the model.
+        # `accelerator.save_state` and `load_state` then include mixture, draws and rule.
         accelerator.register_for_checkpointing(self.balancer, sampler)
 
     def train(self, batches: int) -> None:

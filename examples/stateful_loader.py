@@ -1,9 +1,9 @@
 """Streams that keep their own place: torchdata's StatefulDataLoader inside `interleave`, saved and resumed exactly.
 
-For data that cannot be indexed, such as a corpus read line by line. A StatefulDataLoader remembers where each of its
-workers is; `interleave` has one per dataset and puts their states into its own. Data with indices can have a
-MixtureSampler as its batch_sampler: without workers its place is saved and restored too. With workers what had been
-read ahead would be drawn again with the mixture of today: there see language_model.py.
+For data that cannot be indexed, such as a corpus read line by line. A StatefulDataLoader saves the place of each of its
+workers; `interleave` has one per dataset and puts their states into its own. Data with indices can have a
+MixtureSampler as its batch_sampler: without workers its place is saved and restored too. With workers, batches that
+had been read ahead would be drawn again from the mixture after the resume: see language_model.py for that.
 
     python examples/stateful_loader.py
 """
@@ -22,7 +22,7 @@ from multidds import Balancer, Mixture, batches_of, interleave
 
 
 class Stream(IterableDataset):
-    """One example after the other, each worker its share; where it is can be saved."""
+    """A stream of examples that each worker reads a part of, and whose place can be saved."""
 
     def __init__(self, data: TensorDataset) -> None:
         self.data, self.next = data, 0

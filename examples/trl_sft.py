@@ -81,7 +81,7 @@ def train(learn: bool, steps: int, folder: str) -> tuple[dict[str, float], dict[
     trainer.remove_callback(PrinterCallback)  # the table at the end says enough
     mixture = Mixture.proportional(SIZES)
     if learn:
-        mixture = balance(trainer, train_sets, every=5).balancer.mixture
+        mixture = balance(trainer, train_sets, every=5).mixture
     trainer.train()
     metrics = trainer.evaluate(test_sets)
     return {name: metrics[f"eval_{name}_loss"] for name in ASKED_FOR}, mixture.probabilities

@@ -1,30 +1,36 @@
-"""Balancing inside the real Trainer: equal to a plain loop, resumed exactly, whatever reads the data."""
+"""Balancing inside the real Trainer: equal to a plain loop, resumed exactly, whatever the settings."""
 
 import contextlib
 import gc
 import json
-import os
 import shutil
-import socket
 import weakref
+from collections import defaultdict, deque
+from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
 
-import huggingface_trainer
 import pytest
 import torch
+import torch.distributed as dist
+from assertions import assert_equal, assert_ranks_equal_one_process
 from datasets import DatasetDict
 from odd_names import NAMES
-from ranks import leave
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler
 from toy_trainers import (
+    MOVING,
+    QUIET,
     SIZES,
+    STILL,
     Classifier,
     Rows,
     Watched,
     arguments,
     arrow,
+    assert_resumes,
     dev_sets,
     lasting,
     mixtures,
@@ -35,7 +41,11 @@ from toy_trainers import (
 )
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    DataCollatorForLanguageModeling,
     LlamaConfig,
+    PreTrainedTokenizerFast,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
@@ -44,17 +54,16 @@ from transformers import (
     TrainerCallback,
 )
 
-from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of, plot
-from multidds.history import moments_of
+from multidds import Balancer, Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
-from multidds.integrations.huggingface.refusals import check_model
+from multidds.rewards import MeanSlope, MovingAverage
+from multidds.rules import Anchored, Scorer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
-    pytest.mark.filterwarnings(
-        "ignore:'pin_memory' argument is set as true but no accelerator"
-    ),  # the default, on a CPU
-]
+pytestmark = QUIET
+
+
+def by_hand(model, batch, **options):
+    return nn.functional.cross_entropy(model.net(batch["x"]), batch["labels"], **options)
 
 
 @pytest.mark.claim(
@@ -66,51 +75,44 @@ pytestmark = [
     "settings",
     [
         {},
-        {"gradient_accumulation_steps": 1},
-        {"dataloader_num_workers": 1},
-        {"dataloader_num_workers": 2},
-        {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 3, "gradient_accumulation_steps": 1},
+        {"gradient_accumulation_steps": 1, "dataloader_num_workers": 1},
+        {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 3},
         {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 1, "dataloader_persistent_workers": True},
     ],
     ids=str,
 )
-def test_a_new_mixture_rules_after_a_fixed_lag_whoever_reads(settings, tmp_path):
+def test_new_mixture_takes_effect_after_a_fixed_lag(settings, tmp_path):
     trainer, _ = trainer_of(tmp_path, every=3, settings=settings)
     trainer.train()
     workers, accumulation = settings.get("dataloader_num_workers", 0), trainer.args.gradient_accumulation_steps
     lag = workers * settings.get("dataloader_prefetch_factor", 2) + 1
     moves = {step * accumulation + lag: mixture for step, mixture in mixtures(trainer).items()}
-    assert len(moves) == 4
     assert len({tuple(mixture.values()) for mixture in moves.values()}) == 4
     assert trainer.seen == simulated(14 * accumulation, 4, moves)
     assert trainer.state.epoch == pytest.approx(14 * accumulation / (12 if accumulation == 2 else 11))
 
 
 @pytest.mark.claim("Hugging Face Trainer", "**same result as a loop by hand**")
-def test_the_mixture_is_that_of_a_plain_loop(tmp_path):
+def test_mixture_is_that_of_a_plain_loop(tmp_path):
     settings = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-    trainer, _ = trainer_of(tmp_path, dropout=0.0, settings=settings, batches=2, priority={"x": 0.7, "y": 0.3})
+    options = {"probes": Probes(batches=2), "priority": {"x": 0.7, "y": 0.3}}
+    trainer, _ = trainer_of(tmp_path, dropout=0.0, settings=settings, **options)
     trainer.train()
 
     model, data = Classifier(dropout=0.0), train_sets()
     mixture = Mixture.proportional(SIZES)
     stream = iter(DataLoader(ConcatDataset(data.values()), batch_sampler=MixtureSampler(SIZES, mixture, 4, seed=1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def loss(model, batch):
-        return nn.functional.cross_entropy(model.net(batch["x"]), batch["labels"])
-
     balancer = Balancer(
         mixture,
         model,
-        loss,
+        by_hand,
         train={name: batches_of(d, 4) for name, d in data.items()},
         dev={name: batches_of(d, 4) for name, d in dev_sets().items()},
         every=2,
-        scorer=Scorer(lr=2.0),
         seed=5,
-        batches=2,
-        priority={"x": 0.7, "y": 0.3},
+        **MOVING,
+        **options,
     )
     ahead, learned = next(stream), {}  # accelerate's loader reads one batch ahead
     for step in range(1, 15):
@@ -119,17 +121,14 @@ def test_the_mixture_is_that_of_a_plain_loop(tmp_path):
             batches.append(ahead)
             ahead = next(stream)
         for batch in batches:
-            (loss(model, batch) / 2).backward()
+            (by_hand(model, batch) / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
         if update := balancer.step():
             learned[step] = update.mixture
-    found = mixtures(trainer)
-    assert found.keys() == learned.keys() == set(range(2, 15, 2))
-    for step, expected in learned.items():
-        assert found[step] == pytest.approx(expected, abs=1e-6)
-    for p, expected in zip(trainer.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(p, expected, atol=1e-6, rtol=0)
+    assert learned.keys() == set(range(2, 15, 2))
+    assert_equal(mixtures(trainer), learned, tolerance=1e-6)
+    assert_equal(list(trainer.model.parameters()), list(model.parameters()), tolerance=1e-6)
 
 
 @pytest.mark.claim(
@@ -139,7 +138,7 @@ def test_the_mixture_is_that_of_a_plain_loop(tmp_path):
 )
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("save_steps", [4, 5, 6])
-def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(save_steps, workers, tmp_path):
+def test_resume_is_exact(save_steps, workers, tmp_path):
     """Step 6 is the end of an epoch; after 4 and 6 an update waits in the lag."""
     settings = {
         "save_strategy": "steps",
@@ -148,53 +147,111 @@ def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(save_steps, wor
         "eval_steps": 3,
         "dataloader_num_workers": workers,
     }
-    options = {"settings": settings, "priority": "low", "scorer": Scorer(lr=0.5, optimizer=torch.optim.Adam)}
-    whole, callback = trainer_of(tmp_path, **options)
-    whole.train()
+    options = {"settings": settings, "priority": "low", "rule": Scorer(lr=0.5, optimizer=torch.optim.Adam)}
     checkpoint = tmp_path / f"checkpoint-{save_steps}"
+    assert_resumes(partial(trainer_of, tmp_path, **options), checkpoint)
     saved = json.loads((checkpoint / "trainer_state.json").read_text())["stateful_callbacks"]["BalanceCallback"]
     assert len(saved["attributes"]["dataset"]["mixtures"]) > 1 or save_steps == 5
 
-    resumed, again = trainer_of(tmp_path, **options)
-    torch.manual_seed(99)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.seen == whole.seen[2 * save_steps :]
+
+EVERY_EPOCH = {"save_strategy": "epoch", "eval_strategy": "epoch"}
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "eval_z/1 %_loss", "greater_is_better": False}
+IN_BETWEEN = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 3}
+
+
+def unordered(folder, settings, every=2):
+    """Names that JSON would bring into another order, and a priority by which every evaluation counts."""
+    data = dict(zip("qba", train_sets().values(), strict=True))
+    dev = {"z/1 %": Rows(10, 10), "a b": Rows(10, 11)}
+    return trainer_of(folder, every, data=data, eval_dataset=dev, settings=settings, priority=lambda losses: losses)
+
+
+@pytest.mark.claim(
+    "Hugging Face Trainer",
+    "exact resume: saving per epoch, best model, fractions of an epoch, `dataloader_drop_last`, "
+    "`eval_on_start`, odd accumulation",
+)
+@pytest.mark.parametrize(
+    ("settings", "checkpoint"),
+    [
+        ({**EVERY_EPOCH, **BEST}, 6),
+        ({**EVERY_EPOCH, "max_steps": -1, "num_train_epochs": 2.5}, 12),
+        ({**IN_BETWEEN, "dataloader_drop_last": True, "per_device_train_batch_size": 5}, 5),
+        ({**IN_BETWEEN, "eval_on_start": True, "gradient_accumulation_steps": 3}, 5),
+    ],
+    ids=["best", "fraction", "drop_last", "eval_on_start"],
+)
+def test_ordinary_settings_resume_exactly(settings, checkpoint, tmp_path):
+    whole, _ = assert_resumes(partial(unordered, tmp_path, settings), tmp_path / f"checkpoint-{checkpoint}", log=False)
+    assert len(mixtures(whole)) == whole.state.max_steps // 2
+
+
+@pytest.mark.claim("Hugging Face Trainer", "frozen parameters")
+def test_model_with_frozen_parameters_resumes_exactly(tmp_path):
+    def made():
+        model = Classifier()
+        model.net[0].requires_grad_(False)
+        return trainer_of(tmp_path, model=model, settings=IN_BETWEEN)
+
+    assert_resumes(made, tmp_path / "checkpoint-5")
+
+
+class Requested(TrainerCallback):
+    """A signal to save arrives while the optimizer steps for the fifth time."""
+
+    def __init__(self, saver):
+        self.saver = saver
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        self.saver.jit_manager.is_checkpoint_requested = state.global_step == 4
+
+
+@pytest.mark.claim("Hugging Face Trainer", "`enable_jit_checkpoint`")
+def test_callback_that_saves_at_the_end_of_a_step_finds_it_counted(tmp_path):
+    whole, callback = unordered(tmp_path / "whole", {}, every=5)
+    whole.train()
+    stopped, _ = unordered(tmp_path, {"enable_jit_checkpoint": True}, every=5)
+    (saver,) = [c for c in stopped.callback_handler.callbacks if type(c).__name__ == "JITCheckpointCallback"]
+    stopped.add_callback(Requested(saver))
+    stopped.train()
+    assert stopped.state.global_step == 5
+    resumed, again = unordered(tmp_path, {}, every=5)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.seen == whole.seen[10:]
     assert again.state() == callback.state()
-    assert lasting(resumed.state.log_history) == lasting(whole.state.log_history)
-    for p, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(p, expected)
 
 
 def test_training_begins_with_the_plan_for_its_length(tmp_path):
-    trainer = Watched(
-        Classifier(),
-        arguments(tmp_path),
-        train_dataset=MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1),
-        eval_dataset={name: Rows(10, seed) for seed, name in enumerate(SIZES, start=10)},
-    )
-    trainer.add_callback(BalanceCallback(trainer, every=1000, seed=5))
+    dev = {name: Rows(10, seed) for seed, name in enumerate(SIZES, start=10)}
+    trainer, _ = trainer_of(tmp_path, every=1000, eval_dataset=dev, rule=Anchored())
     trainer.train()
-    steps, batches = trainer.state.max_steps, len(trainer.seen)
-    plan = Mixture.planned(SIZES, draws=steps * 8)
+    plan = Mixture.planned(SIZES, draws=trainer.state.max_steps * 8)
     assert plan["a"] > 1.2 * Mixture.proportional(SIZES)["a"]
-    assert trainer.seen == simulated(batches, 4, {0: plan.probabilities})
+    assert trainer.seen == simulated(len(trainer.seen), 4, {0: plan.probabilities})
+
+
+def test_passes_are_limited_by_the_length_of_training(tmp_path):
+    """The length is known when training begins, not when the callback is constructed."""
+    limited = {}
+    for limits in (Limits(), Limits(max_passes={"b": 0.5})):
+        settings = {"max_steps": -1, "num_train_epochs": 2}
+        trainer, _ = trainer_of(tmp_path, every=3, settings=settings, limits=limits)
+        trainer.train()
+        limited[limits.max_passes is None] = trainer.train_dataset.passes["b"]
+    assert limited[False] < 0.8 < limited[True]
 
 
 @pytest.mark.claim("Hugging Face Trainer", "`resume_from_checkpoint=True`, and a second training")
-def test_a_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path):
+def test_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
-    trainer, callback = trainer_of(tmp_path, settings=settings)
-    trainer.train()
-    trained = callback.state()
-    trainer, callback = trainer_of(tmp_path, settings={**settings, "max_steps": 12})
+    trainer_of(tmp_path, settings=settings)[0].train()
+    trainer, _ = trainer_of(tmp_path, settings={**settings, "max_steps": 12})
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 12
     assert trainer.seen == simulated(24, 4, {2 * step + 1: mixture for step, mixture in mixtures(trainer).items()})[16:]
-    assert callback.state() != trained
     trainer.seen = []
     trainer.train()  # from step 0
-    first = mixtures(trainer)
-    assert trainer.seen == simulated(24, 4, {2 * step + 1: mixture for step, mixture in first.items()})
+    assert trainer.seen == simulated(24, 4, {2 * step + 1: mixture for step, mixture in mixtures(trainer).items()})
 
 
 @pytest.mark.claim(
@@ -214,117 +271,40 @@ def test_fewer_workers_after_a_resume_do_not_overtake_what_waits(tmp_path):
 
 
 @pytest.mark.claim("Hugging Face Trainer", "checkpoints that do not fit are refused")
-def test_resuming_what_cannot_be_right_is_refused(tmp_path):
+def test_checkpoint_that_does_not_fit_is_refused(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     trainer_of(tmp_path, settings=settings)[0].train()
-    with pytest.raises(ValueError, match="^BalanceCallback: with ignore_data_skip=True .* Set it to False"):
-        trainer_of(tmp_path, settings={**settings, "ignore_data_skip": True})[0].train(resume_from_checkpoint=True)
-    other = {**settings, "per_device_train_batch_size": 2}
-    with pytest.raises(ValueError, match="after 2 steps the checkpoint is at example 16, but now a step has 4. Resume"):
-        trainer_of(tmp_path, settings=other)[0].train(resume_from_checkpoint=True)
-    data = train_sets()
-    with pytest.raises(ValueError, match="the state is of 6 examples of 'a', not 7 examples of it"):
-        trainer_of(tmp_path, data={**data, "a": Rows(7, 0)}, settings=settings)[0].train(resume_from_checkpoint=True)
-    data = dict(zip("ade", data.values(), strict=True))
-    with pytest.raises(
-        ValueError,
-        match="^Balancer: state: 'd', 'e' are missing. Where the data were changed",
-    ):
-        trainer_of(tmp_path, data=data, settings=settings)[0].train(resume_from_checkpoint=True)
     plain = Watched(Classifier(), arguments(tmp_path / "plain", **settings), train_dataset=train_sets()["b"])
     plain.train()
-    with pytest.raises(ValueError, match="^BalanceCallback: the checkpoint was written without a BalanceCallback, so"):
-        trainer_of(tmp_path / "plain", settings=settings)[0].train(resume_from_checkpoint=True)
 
+    def refused(message, folder=tmp_path, data=None, **other):
+        trainer, _ = trainer_of(folder, data=data, settings={**settings, **other})
+        with pytest.raises(ValueError, match=message):
+            trainer.train(resume_from_checkpoint=True)
 
-@pytest.mark.claim(
-    "Hugging Face Trainer",
-    "**datasets added or left out on resume**: refused, or gone on with as asked, with and without "
-    "workers, and a second resume that needs no option",
-)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_changed_data_is_refused_or_gone_on_with_as_asked(workers, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 5, "dataloader_num_workers": workers}
-    first, callback = trainer_of(tmp_path, every=2, settings={**settings, "max_steps": 5})
-    first.train()
-    before, counts = callback.balancer.mixture.probabilities, callback.state()["attributes"]["dataset"]["counts"]
-    assert before != Mixture.proportional(SIZES).probabilities
-    data = {**train_sets(), "d": Rows(22, 9, offset=100)}
-    del data["a"]
-
-    def changed(**options):
-        mixture = Mixture.proportional({name: len(d) for name, d in data.items()})
-        trainer = Watched(
-            Classifier(), arguments(tmp_path, **settings), train_dataset=MixedDataset(data, mixture, seed=1),
-            eval_dataset={"y": dev_sets()["y"], "z": Rows(10, 30)},
-        )  # fmt: skip
-        trainer.add_callback(BalanceCallback(trainer, 2, scorer=Scorer(lr=2.0), seed=5, **options))
-        return trainer, trainer.callback_handler.callbacks[-1]
-
-    with pytest.raises(ValueError, match="'d' is missing. Where the data were changed on purpose, changed_data=True"):
-        changed()[0].train(resume_from_checkpoint=True)
-    trainer, again = changed(changed_data=True)
-    begun = []
-    trainer.add_callback(Beginning(lambda: begun.append(again.balancer.mixture.probabilities)))
-    trainer.train(resume_from_checkpoint=True)
-    assert begun[0]["d"] == pytest.approx(22 / 60)
-    assert begun[0]["b"] / begun[0]["c"] == pytest.approx(before["b"] / before["c"])
-    assert trainer.state.global_step == 14
-    seen = [number for batch in trainer.seen for number in batch]
-    assert len(seen) == 9 * 8  # from step 5 on: nothing is repeated or skipped
-    assert {number for number in seen if number < 6} == set()
-    assert {number for number in seen if number >= 100}
-    consumed = again.state()["attributes"]["dataset"]["counts"]
-    assert consumed.keys() == {"b", "c", "d"}
-    assert consumed["b"] == counts["b"] + sum(6 <= number < 30 for number in seen)
-    written = [(moment.step, "".join(sorted(moment.mixture))) for moment in moments_of(tmp_path / "mixture.jsonl")]
-    assert written == [(step, "abc" if step < 5 else "bcd") for step in (0, 2, 4, 5, 6, 8, 10, 12, 14)]
-    plot(tmp_path / "mixture.jsonl")
-
-    plain, third = changed()  # what has been changed is what goes on from then on
-    plain.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
-    assert plain.seen == trainer.seen[10:]
-    assert third.state() == again.state()
-
-
-@pytest.mark.claim("Hugging Face Trainer", "where nothing has changed, `changed_data` changes nothing")
-def test_where_nothing_has_changed_changed_data_changes_nothing(tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 4}
-    whole, callback = trainer_of(tmp_path, settings=settings)
-    whole.train()
-    resumed, again = trainer_of(tmp_path, settings=settings, changed_data=True)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert resumed.seen == whole.seen[8:]
-    assert again.state() == callback.state()
-
-
-class Beginning(TrainerCallback):
-    def __init__(self, told):
-        self.told = told
-
-    def on_train_begin(self, *args, **kwargs):
-        self.told()
+    refused("ignore_data_skip=True", ignore_data_skip=True)
+    refused("2 steps .* draw 16, .* 4 draws", per_device_train_batch_size=2)
+    refused("6 examples of 'a', not 7", data={**train_sets(), "a": Rows(7, 0)})
+    refused("'d', 'e'", data=dict(zip("ade", train_sets().values(), strict=True)))
+    refused("without a BalanceCallback", folder=tmp_path / "plain")
 
 
 def test_datasets_of_any_names_are_trained_logged_and_resumed(tmp_path):
     names = NAMES[:3]
     settings = {"save_strategy": "steps", "save_steps": 7, "report_to": ["tensorboard"]}
-    mixtures = []
     for steps, resume in ((7, None), (14, True)):
         data = dict(zip(names, train_sets().values(), strict=True))
         trainer, callback = trainer_of(tmp_path, every=4, data=data, settings={**settings, "max_steps": steps})
         trainer.train(resume_from_checkpoint=resume)
-        mixtures.append(callback.balancer.mixture.probabilities)
     logged = [row for row in trainer.state.log_history if f"mixture/{names[0]}" in row]
     assert [row["step"] for row in logged] == [4, 8, 12]
-    assert {name: logged[-1][f"mixture/{name}"] for name in names} == mixtures[-1]
-    assert mixtures[0].keys() == set(names)
+    assert {name: logged[-1][f"mixture/{name}"] for name in names} == callback.mixture.probabilities
 
 
 @pytest.mark.claim(
     "Hugging Face Trainer", "logs, TensorBoard, and dev losses of evaluations as the basis of priorities"
 )
-def test_what_an_update_found_is_in_the_log_beside_what_the_trainer_logs(tmp_path):
+def test_updates_are_logged_and_evaluations_rank_the_dev_sets(tmp_path):
     settings = {"logging_steps": 2, "report_to": ["tensorboard"], "eval_strategy": "steps", "eval_steps": 4}
     trainer, callback = trainer_of(tmp_path, every=4, settings=settings, priority="low")
     trainer.train()
@@ -343,68 +323,54 @@ def test_what_an_update_found_is_in_the_log_beside_what_the_trainer_logs(tmp_pat
     # The priority follows the last full evaluation, not the probe.
     evaluated = {name: [row for row in history if f"eval_{name}_loss" in row][1] for name in "xy"}
     losses = {name: row[f"eval_{name}_loss"] for name, row in evaluated.items()}
-    worse = max(losses, key=losses.get)
-    assert updates[2][f"dev_weight/{worse}"] == 1.0
-    assert callback.balancer.dev_losses.keys() == {"x", "y"}
+    assert updates[2][f"dev_weight/{max(losses, key=losses.get)}"] == 1.0
     assert any("tfevents" in path.name for path in tmp_path.rglob("*"))
 
 
-def test_an_update_that_is_skipped_is_said_and_logged(tmp_path, caplog):
+def test_skipped_update_is_a_warning_and_is_logged(tmp_path, caplog):
     data = train_sets()
     data["b"].x.fill_(float("nan"))
     trainer, callback = trainer_of(tmp_path, data=data, settings={"max_steps": 2})
     trainer.train()
     assert callback.balancer.history[0].skipped
-    assert "BalanceCallback: step 2: no update, because the gradient" in caplog.text
+    assert "BalanceCallback: step 2  no update: the gradient" in caplog.text
     assert mixtures(trainer)[2] == Mixture.proportional(SIZES).probabilities
 
 
 @pytest.mark.claim("Hugging Face Trainer", "`datasets.Dataset`, `DatasetDict`")
-def test_arrow_datasets_are_drawn_and_probed_as_torch_datasets_are(tmp_path):
+def test_arrow_datasets_are_drawn_and_probed_as_torch_datasets(tmp_path):
+    dev = DatasetDict({name: arrow(10, seed, 0) for seed, name in enumerate("xy", start=10)})
     plain, _ = trainer_of(tmp_path)
     plain.train()
-    mixed = MixedDataset(train_sets(arrow), Mixture.proportional(SIZES), seed=1)
-    dev = DatasetDict({name: arrow(10, seed, 0) for seed, name in enumerate("xy", start=10)})
-    trainer = Watched(Classifier(), arguments(tmp_path), train_dataset=mixed, eval_dataset=dev)
-    trainer.add_callback(BalanceCallback(trainer, 2, scorer=Scorer(lr=2.0), seed=5))
+    trainer, _ = trainer_of(tmp_path, data=train_sets(arrow), eval_dataset=dev)
     trainer.train()
     assert trainer.seen == plain.seen
     assert mixtures(trainer) == mixtures(plain)
 
 
 @pytest.mark.claim("Hugging Face Trainer", "some dev sets, or others")
-def test_some_dev_sets_or_others_can_be_chosen(tmp_path):
-    for dev, names in ((["y"], ["y"]), ("x", ["x"]), ({"z": Rows(5, 3)}, ["z"])):
-        trainer, callback = trainer_of(tmp_path, dev=dev, settings={"max_steps": 2, "eval_strategy": "epoch"})
-        trainer.train()
-        assert list(callback.balancer.history[0].weights) == names
-
-
-@pytest.mark.claim("Hugging Face Trainer", "columns that the loss needs and the Trainer would remove")
-def test_a_loss_of_ones_own_gets_the_columns_that_are_kept(tmp_path):
-    def loss(model, batch):
-        assert set(batch) == {"x", "labels", "number"}
-        return nn.functional.cross_entropy(model.net(batch["x"]), batch["labels"]) * 2
-
-    trainer, callback = trainer_of(tmp_path, loss=loss, settings={"max_steps": 2})
+@pytest.mark.parametrize(("dev", "names"), [(["y"], ["y"]), ("x", ["x"]), ({"z": Rows(5, 3)}, ["z"])], ids=str)
+def test_some_dev_sets_or_others_can_be_chosen(dev, names, tmp_path):
+    trainer, callback = trainer_of(tmp_path, dev=dev, settings={"max_steps": 2, "eval_strategy": "epoch"})
     trainer.train()
-    twin, _ = trainer_of(tmp_path, settings={"max_steps": 2})
-    twin.train()
-    assert mixtures(trainer)[2] == pytest.approx(mixtures(twin)[2])  # cosines know no scale
-    losses = {name: row for row in twin.state.log_history for name in row if name.startswith("train_loss/")}
-    assert callback.balancer.history[0].train_losses["a"] == pytest.approx(2 * losses["train_loss/a"]["train_loss/a"])
-
-    arrows = train_sets(arrow)
-    for data in (arrows, {name: [arrows[name][i] for i in range(size)] for name, size in SIZES.items()}):
-        trainer, _ = trainer_of(tmp_path, data=data, loss=loss)
-        with pytest.raises(
-            ValueError, match="^BalanceCallback: the Trainer would remove 'text' .* remove_unused_columns"
-        ):
-            trainer.train()
+    assert list(callback.balancer.history[0].weights) == names
 
 
-class Looked(Classifier):
-    """Says under what circumstances it was called."""
+@pytest.mark.claim("Hugging Face Trainer", "`set_format`, `with_transform`")
+def test_formats_and_transforms_of_datasets(tmp_path):
+    def transform(batch):
+        return {"x": torch.tensor(batch["x"]) * 2, "labels": batch["labels"], "number": batch["number"]}
+
+    shown = ["x", "labels", "number"]
+    for kept in (lambda d: d.with_format("torch", columns=shown), lambda d: d.with_transform(transform)):
+        data = {name: kept(part) for name, part in train_sets(arrow).items()}
+        trainer, _ = trainer_of(tmp_path, data=data, loss=by_hand, settings={"max_steps": 2})
+        trainer.train()
+        assert mixtures(trainer)[2] != Mixture.proportional(SIZES).probabilities
+
+
+class Circumstances(Classifier):
+    """Records under what circumstances it was called."""
 
     def __init__(self):
         super().__init__()
@@ -419,7 +385,7 @@ class Looked(Classifier):
 @pytest.mark.claim("Hugging Face Trainer", "**bf16 on the CPU**")
 @pytest.mark.bfloat16
 def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
-    trainer, _ = trainer_of(tmp_path, model=Looked(), settings={"bf16": True, "max_steps": 2})
+    trainer, _ = trainer_of(tmp_path, model=Circumstances(), settings={"bf16": True, "max_steps": 2})
     trainer.train()
     assert trainer.model.calls == [(True, True)] * (4 + 5)  # two steps of two batches; five probes
 
@@ -428,9 +394,9 @@ def test_bf16_probes_run_under_the_autocast_of_training(tmp_path):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # the compiler's own
 @pytest.mark.slow
-def test_a_compiled_model_is_probed_eagerly(tmp_path):
+def test_compiled_model_is_probed_eagerly(tmp_path):
     settings = {"torch_compile": True, "max_steps": 2, "gradient_accumulation_steps": 1}
-    trainer, _ = trainer_of(tmp_path, model=Looked(), settings=settings)
+    trainer, _ = trainer_of(tmp_path, model=Circumstances(), settings=settings)
     trainer.train()
     assert hasattr(trainer.model_wrapped, "_orig_mod")
     assert trainer.model.calls == [(False, True)] * 5
@@ -439,35 +405,58 @@ def test_a_compiled_model_is_probed_eagerly(tmp_path):
     assert trainer.seen == plain.seen
 
 
+class Summed(Watched):
+    """A loss of one's own, as the Trainer's documentation has it: a sum, divided by all labels of the step."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+        return (loss, outputs) if return_outputs else loss
+
+
+class Accepting(Classifier):
+    """A model that divides by the labels of the step, as those of transformers do."""
+
+    def forward(self, x, labels=None, number=None, num_items_in_batch=None, **kwargs):
+        output = super().forward(x, labels)
+        if labels is not None and num_items_in_batch is not None:
+            output["loss"] = output["loss"] * len(labels) / num_items_in_batch
+        return output
+
+
+def divided(outputs, labels, num_items_in_batch):
+    return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+
+@pytest.mark.claim("Hugging Face Trainer", "losses that divide by `num_items_in_batch`, an overridden `compute_loss`")
 @pytest.mark.claim("Hugging Face Trainer", "label smoothing, `compute_loss_func`")
-def test_the_loss_of_a_probe_is_the_trainers_with_smoothing_or_a_function(tmp_path):
-    def function(outputs, labels, num_items_in_batch=None):
-        return 2 * nn.functional.cross_entropy(outputs["logits"], labels)
-
-    def by_hand(model, batch):
-        return nn.functional.cross_entropy(model.net(batch["x"]), batch["labels"], label_smoothing=0.3)
-
-    losses = []
-    for smoothing, in_trainer, in_callback in (
-        (0.3, None, None),
-        (0.0, None, by_hand),
-        (0, function, None),
-        (0, None, None),
-    ):
-        data = MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1)
-        args = arguments(tmp_path, max_steps=1, label_smoothing_factor=smoothing, learning_rate=0.0)
-        model = Classifier(dropout=0.0)
-        model.config = None  # where the Trainer looks before it smoothes
-        trainer = Trainer(model, args, train_dataset=data, eval_dataset=dev_sets(), compute_loss_func=in_trainer)
-        # "low" looks at the dev batches twice: a loss that takes the labels out must not take them for good.
-        callback = BalanceCallback(trainer, every=1, loss=in_callback, priority="low")
-        trainer.add_callback(callback)
-        trainer.train()
-        losses.append(callback.balancer.history[0].train_losses["b"])
-    smoothed, smoothed_by_hand, doubled, plain = losses
-    assert smoothed == pytest.approx(smoothed_by_hand)
-    assert doubled == pytest.approx(2 * plain)
-    assert smoothed != pytest.approx(plain, rel=1e-3)
+@pytest.mark.parametrize(
+    ("model", "options", "settings", "expected"),
+    [
+        (Classifier, {"compute_loss_func": divided}, {}, {}),
+        (Accepting, {"kind": Summed}, {}, {}),
+        (Accepting, {}, {}, {}),
+        (Classifier, {}, {"label_smoothing_factor": 0.3}, {"label_smoothing": 0.3}),
+    ],
+    ids=["function", "compute_loss", "model", "smoothing"],
+)
+def test_loss_of_a_probe_is_that_of_training(model, options, settings, expected, tmp_path):
+    """The priority low probes the dev batches twice: a loss that pops the labels must not remove them for good."""
+    settings = {"max_steps": 1, "learning_rate": 0.0, **settings}
+    made = model(dropout=0.0)
+    made.config = None  # where the Trainer looks before it smoothes
+    trainer, callback = trainer_of(tmp_path, 1, model=made, settings=settings, priority="low", **options)
+    trainer.train()
+    plain = {**settings, "label_smoothing_factor": 0}
+    loss = partial(by_hand, **expected)
+    twin, its_callback = trainer_of(
+        tmp_path, 1, model=Classifier(dropout=0.0), settings=plain, priority="low", loss=loss
+    )
+    twin.train()
+    (probed,), (expected_update,) = callback.balancer.history, its_callback.balancer.history
+    assert probed.train_losses == pytest.approx(expected_update.train_losses)
+    assert probed.mixture == pytest.approx(expected_update.mixture)
 
 
 def tokens(size, seed, offset=0):
@@ -480,23 +469,15 @@ def tokens(size, seed, offset=0):
 def test_seq2seq_with_gradient_checkpointing_and_label_smoothing(tmp_path):
     config = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
     torch.manual_seed(0)
-    dev = {"x": tokens(6, 9)}
+    settings = {"max_steps": 4, "gradient_checkpointing": True, "label_smoothing_factor": 0.1}
+    settings |= {"predict_with_generate": True, "eval_strategy": "steps", "eval_steps": 2}
     args = Seq2SeqTrainingArguments(
-        str(tmp_path),
-        per_device_train_batch_size=4,
-        max_steps=4,
-        gradient_checkpointing=True,
-        label_smoothing_factor=0.1,
-        predict_with_generate=True,
-        eval_strategy="steps",
-        eval_steps=2,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        save_strategy="no",
+        str(tmp_path), save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, **settings
     )
     data = MixedDataset(train_sets(tokens), Mixture.proportional(SIZES), seed=1)
-    trainer = Seq2SeqTrainer(T5ForConditionalGeneration(config), args, train_dataset=data, eval_dataset=dev)
+    trainer = Seq2SeqTrainer(
+        T5ForConditionalGeneration(config), args, train_dataset=data, eval_dataset={"x": tokens(6, 9)}
+    )
     trainer.add_callback(BalanceCallback(trainer, every=2))
     trainer.train()
     assert list(mixtures(trainer)) == [2, 4]
@@ -504,15 +485,13 @@ def test_seq2seq_with_gradient_checkpointing_and_label_smoothing(tmp_path):
 
 
 @pytest.mark.claim("Hugging Face Trainer", "`model_init`")
-def test_a_model_that_is_made_anew_for_every_training(tmp_path):
-    config = LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, use_cache=False
-    )
-    data = MixedDataset(train_sets(tokens), Mixture.proportional(SIZES), seed=1)
+def test_model_that_is_constructed_anew_for_every_training(tmp_path):
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=20, use_cache=False, **shape)
     trainer = Trainer(
         model_init=lambda: AutoModelForCausalLM.from_config(config),
         args=arguments(tmp_path, max_steps=4, gradient_checkpointing=True),
-        train_dataset=data,
+        train_dataset=MixedDataset(train_sets(tokens), Mixture.proportional(SIZES), seed=1),
         eval_dataset={"x": tokens(6, 9)},
     )
     trainer.add_callback(BalanceCallback(trainer, every=2))
@@ -524,7 +503,7 @@ def test_a_model_that_is_made_anew_for_every_training(tmp_path):
     assert learned[0] == learned[1]
 
 
-def test_a_trainer_that_nobody_uses_is_freed_at_once_with_its_model(tmp_path):
+def test_unused_trainer_is_freed_at_once_with_its_model(tmp_path):
     trainer, callback = trainer_of(tmp_path, settings={"max_steps": 2})
     trainer.train()
     left = [weakref.ref(trainer), weakref.ref(trainer.model)]
@@ -536,145 +515,335 @@ def test_a_trainer_that_nobody_uses_is_freed_at_once_with_its_model(tmp_path):
         gc.enable()
 
 
-@pytest.mark.slow
-def test_the_example_ends_with_a_lower_mean_test_loss_than_its_baseline(capsys):
-    losses = huggingface_trainer.main(steps=120)
-    means = {method: sum(values.values()) / len(values) for method, values in losses.items()}
-    assert means["learned"] < means["proportional"] - 0.05
-    assert "learned" in capsys.readouterr().out
+@pytest.mark.claim("Hugging Face Trainer", "as many steps per epoch as without a mixture")
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_epoch_has_the_steps_of_a_training_without_a_mixture(accumulation, drop_last, tmp_path):
+    for batch in (1, 4, 5, 44) if drop_last else (1, 4, 5, 44, 60):
+        settings = {
+            "dataloader_drop_last": drop_last,
+            "per_device_train_batch_size": batch,
+            "gradient_accumulation_steps": accumulation,
+            "max_steps": -1,
+            "num_train_epochs": 1.0,
+        }
+        data = ConcatDataset(train_sets().values())
+        plain = Trainer(Classifier(), arguments(tmp_path, **settings), train_dataset=data)
+        mixed, _ = trainer_of(tmp_path, settings=settings)
+        steps = [t.set_initial_training_values(t.args, t.get_train_dataloader())[-1] for t in (plain, mixed)]
+        assert steps[0] == steps[1]
+
+
+@pytest.mark.claim("Hugging Face Trainer", "probes do not advance the generator of a seeded collator")
+def test_probes_do_not_advance_the_generator_of_a_collator(tmp_path):
+    words = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 2, **{f"word{i}": i for i in range(3, 20)}}
+    named = {"pad_token": "[PAD]", "mask_token": "[MASK]", "unk_token": "[UNK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")), **named)
+    config = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    masks = []
+
+    class Masked(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            masks[-1].append(inputs["labels"].ne(-100).tolist())
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    for every in (1, 100):
+        masks.append([])
+        # The masks are those of the seed, whatever the mixture becomes.
+        data = {name: [{"input_ids": [3 + i % 17] * 6} for i in range(size)] for name, size in SIZES.items()}
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5, seed=7)
+        model = {"kind": Masked, "model": BertForMaskedLM(config), "data_collator": collator}
+        trainer, _ = trainer_of(
+            tmp_path, every, data=data, eval_dataset={"x": data["a"]}, settings={"max_steps": 4}, **model
+        )
+        trainer.train()
+    assert masks[0] == masks[1]
+
+
+def test_other_trainers_with_the_same_arguments_still_shuffle(tmp_path):
+    args = arguments(tmp_path, max_steps=2)
+    data = MixedDataset(train_sets(), Mixture.proportional(SIZES))
+    trainer = Trainer(Classifier(), args, train_dataset=data, eval_dataset={"x": Rows(10, 10)})
+    trainer.add_callback(BalanceCallback(trainer, every=1))
+    plain = Trainer(Classifier(), args, train_dataset=train_sets()["b"])
+    trainer.train()
+    assert isinstance(plain.get_train_dataloader().batch_sampler.sampler, RandomSampler)
+
+
+class Counting(Watched):
+    """Keeps counts in numbers, tensors, containers and modules, as subclasses of Trainer do, and logs in its loss."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.figures = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self.recent, self.total = deque(maxlen=3), torch.zeros(())
+        self.metric = nn.Module()
+        self.metric.count = torch.zeros(())
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.figures["train"]["double"].append(2 * loss.item())
+        self.recent.append(loss.item())
+        self.total += loss.detach()
+        self.metric.count += len(inputs["x"])
+        self.calls = getattr(self, "calls", 0) + 1
+        self.log({"inner": loss.item()})
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, start_time=None):
+        if "loss" in logs:
+            means = {key: sum(values) / len(values) for key, values in self.figures["train"].items()}
+            logs |= {**means, "recent": sum(self.recent), "total": self.total.item(), "calls": self.calls}
+            logs["count"] = self.metric.count.item()
+        self.figures["train"].clear()  # at every call, as in TRL
+        super().log(logs, start_time)
+
+
+@pytest.mark.claim("Hugging Face Trainer", "**metrics and logs untouched by probes**, in subclasses of Trainer")
+def test_probes_change_nothing_that_a_subclass_counts_and_logs(tmp_path):
+    found = []
+    for every in (3, 1000):
+        settings = {"max_steps": 6, "logging_steps": 3}
+        trainer, callback = trainer_of(tmp_path, every, kind=Counting, settings=settings, **STILL)
+        trainer.train()
+        assert len(callback.balancer.history) == (2 if every == 3 else 0)
+        rows = [row for row in lasting(trainer.state.log_history) if "mixture/a" not in row]
+        found.append((rows, trainer.seen))
+    assert found[0] == found[1]
+    assert len([row for row in found[0][0] if "inner" in row]) == 12  # one per batch of training
+    assert [row["calls"] for row in found[0][0] if "loss" in row] == [6, 12]
+    assert "log" not in vars(trainer)
+
+
+class OwnLoader(Watched):
+    def get_train_dataloader(self):
+        return DataLoader(self.train_dataset, 4)
+
+
+class OwnBatches(Watched):
+    def get_train_dataloader(self):
+        return self.accelerator.prepare(DataLoader(self.train_dataset, 8))
+
+
+def test_data_that_is_read_otherwise_than_counted_is_refused(tmp_path):
+    def refused(trainer):
+        with pytest.raises(ValueError, match="train_dataset .* arguments .* get_train_dataloader"):
+            trainer.train()
+
+    refused(trainer_of(tmp_path, kind=OwnLoader)[0])
+    refused(trainer_of(tmp_path, kind=OwnBatches)[0])
+    trainer, _ = trainer_of(tmp_path)
+    trainer.train_dataset = MixedDataset(train_sets(), Mixture.proportional(SIZES))
+    refused(trainer)
+    trainer, _ = trainer_of(tmp_path)
+    trainer.args.per_device_train_batch_size = 5
+    refused(trainer)
+
+
+def test_persistent_workers_do_not_fall_behind_the_mixtures_that_are_kept(tmp_path):
+    """The last worker reads its last batch of an epoch as early as it can, and its next one as late as it can."""
+    workers, epoch = 12, 47  # batches
+    settings = {
+        "dataloader_num_workers": workers,
+        "dataloader_prefetch_factor": 1,
+        "dataloader_persistent_workers": True,
+        "gradient_accumulation_steps": 1,
+        "per_device_train_batch_size": 1,
+    }
+    data = dict(zip("abc", (Rows(size, 0) for size in (20, 20, 7)), strict=True))
+    trainer, callback = trainer_of(tmp_path, data=data, settings=settings)
+    dataset, mixture = trainer.train_dataset, callback.mixture
+
+    def steps(count):
+        for _ in range(count):
+            dataset.consume(1)
+            share = 0.2 + dataset.position / 200
+            mixture.move({"a": share, "b": 0.5, "c": 0.5 - share})
+            dataset.mixture_changed(dataset.position + workers + 1)
+
+    last = epoch - workers
+    steps(last - workers - 1)
+    dataset[last]  # a copy of the dataset in the worker, but the same shared memory
+    steps(epoch + workers - 1 - dataset.position)
+    dataset._epoch.fill_(1)
+    dataset[workers - 1]
 
 
 @pytest.mark.parametrize(("version", "accepted"), [(2, True), (1, False)])
-def test_fsdp_of_the_second_version_is_taken_for_shards(tmp_path, monkeypatch, version, accepted):
-    """accelerate has no FSDP on a CPU: what is tested is that we do not stand in its way."""
-    trainer, _ = trainer_of(tmp_path)
+def test_fsdp2_is_accepted_and_fsdp1_refused(version, accepted, tmp_path, monkeypatch):
+    """accelerate has no FSDP on a CPU: what is tested is that the callback does not refuse it."""
+    trainer, _ = trainer_of(tmp_path, every=0)
     trainer.is_fsdp_enabled = True
     plugin = SimpleNamespace(fsdp_version=version)
     monkeypatch.setitem(trainer.accelerator.state._shared_state, "fsdp_plugin", plugin)
-    with contextlib.nullcontext() if accepted else pytest.raises(ValueError, match=r"\(FSDP1 or XLA's FSDP\)"):
-        check_model(trainer)
+    with contextlib.nullcontext() if accepted else pytest.raises(ValueError, match="FSDP1"):
+        BalanceCallback(trainer)
 
 
 @pytest.mark.claim("Hugging Face Trainer", "settings that break the method are refused")
-def test_what_breaks_the_method_is_refused_with_what_to_change(tmp_path):
-    mixed = MixedDataset(train_sets(), Mixture.proportional(SIZES), seed=1)
-    for path, value, message in (
-        ("train_dataset", Rows(3, 0), "^BalanceCallback: the Trainer's train_dataset must be a MixedDataset, got Rows"),
-        ("eval_dataset", Rows(3, 0), r"must be \{name: dev set\}, but it is a Rows. Give it as a dict, or give dev="),
-        ("eval_dataset", None, r"eval_dataset must be \{name: dev set\}, but there is none"),
-        ("eval_dataset", {}, "^Balancer: there must be at least one dev set.$"),
-        ("is_fsdp_enabled", True, r"split over processes \(FSDP1 or XLA's FSDP\) are not supported. Train with whole"),
-        ("is_deepspeed_enabled", True, r"split over processes \(DeepSpeed\).* learned before: Replay\.$"),
-        ("args.parallelism_config", object(), r"split over processes \(parallelism_config\)"),
-        ("model.tp_size", 2, r"split over processes \(tensor parallelism\).* Replay\.$"),
-        ("args._n_gpu", 2, "DataParallel is not supported; start one process per GPU"),
-        ("args.auto_find_batch_size", True, "auto_find_batch_size would change .* Set it to False"),
-        ("args.train_sampling_strategy", "group_by_length", "='group_by_length' would .* Set it to 'sequential'"),
-        ("args.accelerator_config.split_batches", True, "split_batches=True .* set it to False"),
-        ("args.dataloader_in_order", False, "with dataloader_in_order=False .* set it to True"),
-        ("args.restore_callback_states_from_checkpoint", True, "restore_callback_states_from_.* Set it to False"),
-    ):
-        trainer = Watched(Classifier(), arguments(tmp_path), train_dataset=mixed, eval_dataset=dev_sets())
-        *owners, attribute = path.split(".")
-        setattr(attrgetter(".".join(owners))(trainer) if owners else trainer, attribute, value)
-        with pytest.raises((TypeError, ValueError), match=message):
-            BalanceCallback(trainer, every=2)
-    with pytest.raises(TypeError, match="^BalanceCallback: the first argument must be the Trainer, got Mixture.$"):
-        BalanceCallback(Mixture.uniform("a"), every=2)
-    with pytest.raises(
-        ValueError, match="^BalanceCallback: the dev sets 'z' are missing from eval_dataset; it has 'x', 'y'"
-    ):
-        trainer_of(tmp_path, dev=["x", "z"])
-    with pytest.raises(ValueError, match="^BalanceCallback: batch_size must be a whole number of at least 1, .* 0"):
-        trainer_of(tmp_path, batch_size=0)
-    with pytest.raises(ValueError, match="^Balancer: every must be a whole number of at least 1, but it is 0"):
-        trainer_of(tmp_path, every=0)
-    with pytest.raises(
-        ValueError, match="^BalanceCallback: reward 'moving-average' .*another reward, or set save_strat"
-    ):
-        trainer_of(tmp_path, reward="moving-average", settings={"save_strategy": "steps"})
-    trainer, _ = trainer_of(tmp_path, reward="moving-average", settings={"max_steps": 2})
-    trainer.train()
-    with pytest.raises(ValueError, match="^BalanceCallback: the Trainer has one already; remove it with"):
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("train_dataset", Rows(3, 0), "train_dataset .* MixedDataset, got Rows"),
+        ("eval_dataset", Rows(3, 0), "eval_dataset .* Rows; .* dev="),
+        ("eval_dataset", None, "eval_dataset .* NoneType"),
+        ("eval_dataset", {}, "dev is empty"),
+        ("is_fsdp_enabled", True, "FSDP1"),
+        ("is_deepspeed_enabled", True, "DeepSpeed .*Replay"),
+        ("args.parallelism_config", object(), "parallelism_config"),
+        ("model.tp_size", 2, "tensor parallelism"),
+        ("args._n_gpu", 2, "DataParallel .*torchrun"),
+        ("args.auto_find_batch_size", True, "auto_find_batch_size=True .* False"),
+        ("args.train_sampling_strategy", "group_by_length", "='group_by_length' .* 'sequential'"),
+        ("args.accelerator_config.split_batches", True, "split_batches=True"),
+        ("args.dataloader_in_order", False, "dataloader_in_order=False .* True"),
+        ("args.restore_callback_states_from_checkpoint", True, "restore_callback_states_from_checkpoint=True .* False"),
+    ],
+)
+def test_settings_that_break_the_method_are_refused(path, value, message, tmp_path):
+    trainer, _ = trainer_of(tmp_path, every=0)
+    *owners, attribute = path.split(".")
+    setattr(attrgetter(".".join(owners))(trainer) if owners else trainer, attribute, value)
+    with pytest.raises((TypeError, ValueError), match=message):
         BalanceCallback(trainer, every=2)
-    trainer.args.gradient_accumulation_steps = 4
-    with pytest.raises(ValueError, match="^BalanceCallback: the batch size, gradient_accumulation_steps or .* changed"):
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dev": ["x", "z"]}, "dev 'z' .* 'x', 'y'"),
+        ({"batch_size": 0}, "batch_size .* 0"),
+        ({"every": 0.5}, "every .* 0.5"),
+        ({"priority": "lowest"}, "priority.* 'lowest'"),
+        ({"limits": Limits(max_passes={"z": 2})}, "max_passes.*'z'"),
+        ({"groups": {"z": "web"}}, "groups.*'z'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_wrong_arguments_are_refused_at_construction(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trainer_of(tmp_path, **options)
+
+
+def test_one_callback_for_one_trainer(tmp_path):
+    with pytest.raises(TypeError, match="trainer .* Mixture"):
+        BalanceCallback(Mixture.uniform("a"), every=2)
+    trainer, callback = trainer_of(tmp_path, settings={"max_steps": 2})
+    with pytest.raises(ValueError, match="remove_callback"):
+        BalanceCallback(trainer, every=2)
+    trainer.add_callback(callback)
+    with pytest.raises(ValueError, match="remove_callback"):
         trainer.train()
 
 
-def test_mixed_batches_resume_where_that_need_not_be_exact(tmp_path):
-    """What the dev sets want on average is as large as the model, and not in the Trainer's JSON."""
+def losses_of_examples(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
 
-    def losses(model, batch):
-        return nn.functional.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
 
-    def trainer_of_many(**options):
-        data = {f"d{i:02}": Rows(10, i) for i in range(40)}
-        settings = {"save_strategy": "steps", "save_steps": 8, "max_steps": 14}
-        mixed = MixedDataset(data, Mixture.uniform(data), seed=1)
-        trainer = Watched(Classifier(), arguments(tmp_path, **settings), train_dataset=mixed, eval_dataset=dev_sets())
-        trainer.add_callback(BalanceCallback(trainer, None, budget=1.0, losses=losses, **options))
-        return trainer
-
-    whole = trainer_of_many()
+@pytest.mark.parametrize("reward", [MovingAverage(), MeanSlope(losses_of_examples)], ids=lambda r: type(r).__name__)
+def test_averages_of_gradients_resume_inexactly(reward, tmp_path):
+    """They are as large as the model, and not in the Trainer's JSON."""
+    settings = {"save_strategy": "steps", "save_steps": 8, "max_steps": 14}
+    made = partial(trainer_of, tmp_path, 6, settings=settings, reward=reward)
+    whole, _ = made()
     whole.train()
-    assert sorted(mixtures(whole)) == [6, 12]
     checkpoint = str(tmp_path / "checkpoint-8")
-    with pytest.raises(
-        ValueError, match=r"resumed exactly: the average of what the dev sets want, .* Leave out losses"
-    ):
-        trainer_of_many().train(resume_from_checkpoint=checkpoint)
-    resumed = trainer_of_many(inexact_resume=True)
+    with pytest.raises(ValueError, match=f"{type(reward).__name__}.* inexact_resume"):
+        made()[0].train(resume_from_checkpoint=checkpoint)
+    resumed, _ = made(inexact_resume=True)
     resumed.train(resume_from_checkpoint=checkpoint)
+    assert mixtures(resumed).keys() == mixtures(whole).keys() == {6, 12}
     assert mixtures(resumed)[6] == mixtures(whole)[6]
-    assert sorted(mixtures(resumed)) == [6, 12]
 
 
-def replica(rank, port, folder):
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in variables.items()}, GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    together = {"ddp_backend": "gloo", "ddp_find_unused_parameters": False}
-    for name, data, reading in CASES:
-        settings = {**together, **SHARED, **reading, "save_strategy": "steps", "save_steps": 3}
-        whole, _ = trainer_of(folder / name, dropout=0.0, data=data, settings=settings, batch_size=4)
-        whole.train()
-        resumed, _ = trainer_of(folder / name, dropout=0.0, data=data, settings=settings, batch_size=4)
-        resumed.train(resume_from_checkpoint=str(folder / name / "checkpoint-3"))
-        assert mixtures(resumed) == mixtures(whole)
-        assert resumed.seen == whole.seen[3:]
-        for p, expected in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-            assert torch.equal(p, expected)
-        parameters = [p.tolist() for p in whole.model.parameters()]
-        (folder / f"{name}{rank}.json").write_text(json.dumps([mixtures(whole), whole.seen, parameters]))
-    leave()
+def static(folder, data=None, **settings):
+    settings = {"gradient_accumulation_steps": 1, **settings}
+    return trainer_of(folder, every=0, data=data, settings=settings)[0]
 
 
-CASES = [
-    ("map", train_sets(), {}),
-    ("stream", streams(), {}),
-    ("stream that every process reads", streams(), {"accelerator_config": {"dispatch_batches": False}}),
-]
-SHARED = {"gradient_accumulation_steps": 1, "max_steps": 8, "optim": "sgd"}
+def flat(batches):
+    return [number for batch in batches for number in batch]
+
+
+@pytest.mark.claim("Hugging Face Trainer", "**static mixture without the callback**: shuffled, with workers")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_a_callback_the_trainer_shuffles_what_the_mixture_draws(workers, tmp_path):
+    settings = {"max_steps": 33, "save_strategy": "steps", "save_steps": 15, "dataloader_num_workers": workers}
+    whole = static(tmp_path, **settings)
+    whole.train()
+    expected, seen = flat(simulated(33, 4, {})), flat(whole.seen)
+    for start in range(0, 3 * 44, 44):  # an epoch has 44 examples
+        assert sorted(seen[start : start + 44]) == sorted(expected[start : start + 44])
+        assert seen[start : start + 44] != expected[start : start + 44]
+    resumed = static(tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-15"))
+    assert resumed.seen[7:] == whole.seen[22:]
+    assert set(flat(resumed.seen[:7])) <= set(expected[:44])  # accelerate did not say which epoch it was
+
+
+@pytest.mark.claim("Hugging Face Trainer", "a static mixture without callback: exact resume")
+def test_sequential_reading_without_a_callback_resumes_exactly(tmp_path):
+    settings = {"max_steps": 33, "save_strategy": "steps", "save_steps": 15, "train_sampling_strategy": "sequential"}
+    whole, resumed = static(tmp_path, **settings), static(tmp_path, **settings)
+    whole.train()
+    assert whole.seen == simulated(33, 4, {})
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-15"))
+    assert resumed.seen == whole.seen[15:]
+
+
+def on_ranks():
+    """The number of processes, and settings that let a Trainer join their group."""
+    if not dist.is_initialized():
+        return 1, {}
+    return dist.get_world_size(), {"ddp_backend": "gloo", "ddp_find_unused_parameters": False}
+
+
+def trained(folder):
+    """Map-style data, streams that one process reads for all, and streams that every process reads."""
+    processes, settings = on_ranks()
+    settings |= {"gradient_accumulation_steps": 1, "max_steps": 8, "optim": "sgd"}
+    settings |= {"save_strategy": "steps", "save_steps": 3, "per_device_train_batch_size": 8 // processes}
+    found = []
+    for name, data, config in (
+        ("map", train_sets(), {}),
+        ("streams", streams(), {}),
+        ("streams that each reads", streams(), {"accelerator_config": {"dispatch_batches": False}}),
+    ):
+        options = {"batch_size": 4, "probes": Probes(batches=2, count="in all"), "settings": settings | config}
+        make = partial(trainer_of, folder / name, dropout=0.0, data=data, **options)
+        trainer, _ = assert_resumes(make, folder / name / "checkpoint-3", states=name == "map")
+        found.append([mixtures(trainer), gathered(trainer.seen), [p.tolist() for p in trainer.model.parameters()]])
+    return found
+
+
+def gathered(seen):
+    """The batches of all processes, as those of one process with a larger batch."""
+    if not dist.is_initialized():
+        return seen
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, seen)
+    return [flat(batches) for batches in zip(*every, strict=True)]
+
+
+def static_on_ranks(folder, expected):
+    """Without a callback, accelerate does not tell the dataset of the second epoch."""
+    _, settings = on_ranks()
+    seen = {}
+    for strategy in ("random", "sequential"):
+        trainer = static(folder, max_steps=12, train_sampling_strategy=strategy, **settings)
+        trainer.train()
+        seen[strategy] = flat(gathered(trainer.seen))
+    # An epoch has 6 steps of 2 processes; its last batch is filled up from the first examples of the epoch.
+    for epoch in (seen["random"][:48], seen["random"][48:]):
+        assert set(epoch) == set(expected[:44])
+    assert seen["random"][:48] != seen["random"][48:]
+    assert seen["sequential"][:44] == expected[:44]
+    assert seen["sequential"][48:92] == expected[44:]
 
 
 @pytest.mark.claim("Hugging Face Trainer", "**two processes** equal one with twice the batch, with streams too")
+@pytest.mark.claim("Hugging Face Trainer", "a static mixture without callback in two processes")
 @pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(replica, (port, tmp_path), nprocs=2)
-    for name, data, _ in CASES:
-        (learned, first, parameters), (other, second, _) = (
-            json.loads((tmp_path / f"{name}{rank}.json").read_text()) for rank in range(2)
-        )
-        assert learned == other
-        settings = {**SHARED, "per_device_train_batch_size": 8}
-        one, _ = trainer_of(tmp_path, dropout=0.0, data=data, settings=settings, batch_size=4, batches=2)
-        one.train()
-        assert [a + b for a, b in zip(first, second, strict=True)] == one.seen
-        for step, mixture in mixtures(one).items():
-            assert learned[str(step)] == pytest.approx(mixture, abs=1e-6)
-        for p, expected in zip(parameters, one.model.parameters(), strict=True):
-            torch.testing.assert_close(torch.tensor(p), expected.data, atol=1e-6, rtol=0)
+    checks = [partial(static_on_ranks, tmp_path / "static", flat(simulated(22, 4, {})))]
+    assert_ranks_equal_one_process(trained, tmp_path, arguments=[tmp_path], tolerance=1e-6, checks=checks, fork=True)

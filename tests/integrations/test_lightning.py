@@ -1,32 +1,38 @@
-"""The real Lightning, on CPU: equal to a hand-written loop, invisible probes, exact resume, "
-"processes, refusals."""
+"""Balancing inside the real Lightning: equal to a plain loop, invisible probes, exact resume, processes, refusals."""
 
 import csv
 import json
 import logging
-import os
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
 
-import lightning_fit
 import pytest
 import torch
 import torch.distributed as dist
+from assertions import assert_ranks_equal_one_process
 from lightning.pytorch import LightningDataModule, seed_everything
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import BackboneFinetuning, Callback, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from odd_names import NAMES
-from ranks import leave
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from toy_lightning import DEV, QUIET, SIZES, TRAIN, Net, Stateless, loader_and_callback, net, result, trainer
 from toys import dataset
 
-from multidds import Balancer, Mixture, MixtureSampler, Scorer, batches_of
+from multidds import Balancer, Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.integrations.lightning import BalanceCallback, mixed_loader
+from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage
+from multidds.rules import Scorer
 
 pytestmark = QUIET
+
+
+def loss_of(module, batch):
+    return nn.functional.cross_entropy(module.net(batch[0]), batch[1])
 
 
 def logged(logger):
@@ -37,7 +43,7 @@ def logged(logger):
 
 
 @pytest.mark.claim("Lightning", "**same result as a loop by hand**, bit for bit")
-def test_it_equals_a_hand_written_loop(tmp_path):
+def test_fit_equals_a_plain_loop(tmp_path):
     loader, callback = loader_and_callback()
     module = net()
     trainer(tmp_path, callback, max_steps=20).fit(module, loader)
@@ -46,22 +52,18 @@ def test_it_equals_a_hand_written_loop(tmp_path):
     sampler = MixtureSampler(SIZES, mixture, batch_size=4, seed=5)
     by_hand = net()
     optimizer = by_hand.configure_optimizers()
-
-    def loss(module, batch):
-        return nn.functional.cross_entropy(module.net(batch[0]), batch[1])
-
     balancer = Balancer(
         mixture,
         by_hand,
-        loss,
+        loss_of,
         train={name: batches_of(d, 4) for name, d in TRAIN.items()},
         dev={name: batches_of(d, 4) for name, d in DEV.items()},
         every=3,
-        scorer=Scorer(lr=1.0),
+        rule=Scorer(lr=1.0),
     )
     for _, batch in zip(range(20), DataLoader(ConcatDataset(TRAIN.values()), batch_sampler=sampler), strict=False):
         optimizer.zero_grad()
-        loss(by_hand, batch).backward()
+        loss_of(by_hand, batch).backward()
         optimizer.step()
         balancer.step()
     assert mixture.version == 6
@@ -71,63 +73,65 @@ def test_it_equals_a_hand_written_loop(tmp_path):
     assert loader.passes == sampler.passes
 
 
-class Ears(Callback):
-    """Everything that a trainer says of itself after each batch and epoch."""
+class Recorder(Callback):
+    """Records what a trainer shows of itself after each batch and epoch."""
 
     def __init__(self):
-        self.heard = []
+        self.records = []
 
-    def hear(self, trainer, module):
+    def record(self, trainer, module):
         shown = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
-        metrics = {key: float(value) for metrics in shown for key, value in metrics.items()}
+        metrics = {key: float(value) for metrics in shown for key, value in metrics.items() if "/" not in key}
         own = [module.seen.compute().item(), module.losses["MeanMetric"].compute().item(), len(module.outputs)]
         own += [module.losses["SumMetric"].compute().item(), module._current_fx_name]
         counters = json.dumps(trainer.fit_loop.state_dict(), default=str)
-        self.heard.append((metrics, own, counters, torch.get_rng_state().tolist()))
+        self.records.append((metrics, own, counters, torch.get_rng_state().tolist()))
 
     def on_train_batch_end(self, trainer, module, *args):
-        self.hear(trainer, module)
+        self.record(trainer, module)
 
     def on_train_epoch_end(self, trainer, module):
-        self.hear(trainer, module)
+        self.record(trainer, module)
 
 
 @pytest.mark.claim("Lightning", "**metrics and logs untouched by probes**, as are counters and random states")
-def test_a_probe_is_invisible(tmp_path):
-    """Updates that do not move the mixture (rewards of NaN) leave everything else as it is without the "
-    "callback."""
+def test_probes_are_invisible(tmp_path):
+    """Updates that do not move the mixture (rewards of NaN) leave all else as it is without the callback."""
 
-    def run(folder, *callbacks, **settings):
-        loader, callback = loader_and_callback(every=2, callback=settings)
-        module, ears = net(dropout=0.3), Ears()
-        logger = CSVLogger(folder)
-        runner = trainer(folder, *([callback] if settings else []), ears, max_epochs=2, logger=logger)
-        runner.fit(module, loader)
+    def run(folder, *callbacks):
+        loader, callback = loader_and_callback(every=2, callback={"reward": FromTable(no_reward), "priority": "low"})
+        module, recorder, logger = net(dropout=0.3), Recorder(), CSVLogger(folder)
+        callbacks = [callback] if folder.name == "with" else []
+        trainer(folder, *callbacks, recorder, max_epochs=2, logger=logger).fit(module, loader)
+        assert not callbacks or len(callback.balancer.history) == 15
         rows = [row for row in logged(logger) if "mixture/a" not in row]
-        return callback, ears.heard, result(module, callback, loader), rows, len(module.outputs)
+        return recorder.records, result(module, callback, loader), rows, len(module.outputs)
 
-    still = {"reward": lambda alignment, weights: torch.full((3,), torch.nan), "sketch": 16, "priority": "low"}
-    callback, *with_it = run(tmp_path / "a", **still)
-    assert len(callback.balancer.history) == 15
-    _, *without = run(tmp_path / "b")
-    ours = {key for key in with_it[0][-1][0] if "/" in key}
-    assert "mixture/a" in ours
-    for metrics, *_ in with_it[0]:
-        for key in ours:
-            metrics.pop(key, None)
-    assert with_it == without
+    def no_reward(alignment, weights):
+        return torch.full((3,), torch.nan)
+
+    assert run(tmp_path / "with") == run(tmp_path / "without")
 
 
 @pytest.mark.claim("Lightning", "**gradient accumulation**: the balancer steps once per optimizer step")
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_balancer_steps_once_per_optimizer_step(accumulate, tmp_path):
+def test_balancer_steps_once_per_optimizer_step(accumulate, tmp_path):
     loader, callback = loader_and_callback(every=2)
-    module = net()
     runner = trainer(tmp_path, callback, max_epochs=2, accumulate_grad_batches=accumulate)
-    runner.fit(module, loader)
+    runner.fit(net(), loader)
     assert len(loader) == 15
     assert runner.global_step == 2 * 15 / accumulate
     assert [update.step for update in callback.balancer.history] == list(range(2, runner.global_step + 1, 2))
+
+
+def test_passes_are_limited_by_the_length_of_training(tmp_path):
+    """The length is known when the fit begins, not when the callback is constructed."""
+    passes = {}
+    for limits in (Limits(), Limits(max_passes={"a": 0.5})):
+        loader, callback = loader_and_callback(callback={"limits": limits})
+        trainer(tmp_path, callback, max_epochs=2).fit(net(), loader)
+        passes[limits.max_passes is None] = loader.passes["a"]
+    assert passes[False] < 0.8 < passes[True]
 
 
 WAYS = {
@@ -146,7 +150,8 @@ def test_new_epochs_lose_nothing_and_the_lag_is_fixed(way, tmp_path):
     loader, callback = loader_and_callback(every=4, **WAYS[way])
     assert loader.passes == dict.fromkeys(SIZES, 0.0)
     module = net()
-    trainer(tmp_path, callback, max_epochs=3, limit_train_batches=7).fit(module, loader)
+    runner = trainer(tmp_path, callback, max_epochs=3, limit_train_batches=7)
+    runner.fit(module, loader)
     lag = {"plain": 0, "workers": 4, "persistent": 6}[way]
     mixture = Mixture.proportional(SIZES)
     moves = {update.step + lag: update.mixture for update in callback.balancer.history}
@@ -158,10 +163,81 @@ def test_new_epochs_lose_nothing_and_the_lag_is_fixed(way, tmp_path):
     assert module.batches == expected
     assert sum(loader.state_dict()["counts"].values()) == 21 * 4
     assert loader.passes == {name: loader.state_dict()["counts"][name] / size for name, size in SIZES.items()}
+    # At the last update, batches that were read ahead are not counted.
+    counted = sum(runner.callback_metrics[f"passes/{name}"] * size for name, size in SIZES.items())
+    assert counted == pytest.approx(20 * 4, abs=1e-3)
+
+
+class Scheduled(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+BEST = {"monitor": "val_loss"}
+# {what: (way to load, options of the trainer, of the ModelCheckpoint, more callbacks)}
+RESUMES = {
+    "mid-epoch": ("plain", {"max_steps": 25}, {"every_n_train_steps": 10}),
+    "workers": ("workers", {"max_steps": 25}, {"every_n_train_steps": 10}),
+    "persistent workers": ("persistent", {"max_steps": 25}, {"every_n_train_steps": 11}),
+    "epochs": ("workers", {"max_epochs": 3}, {"every_n_epochs": 1}),
+    "accumulation": ("workers", {"max_epochs": 3, "accumulate_grad_batches": 2}, {"every_n_train_steps": 5}),
+    "bf16": (
+        "plain",
+        {"max_epochs": 3, "limit_train_batches": 9, "precision": "bf16-mixed"},
+        {"every_n_train_steps": 12},
+    ),
+    "best model": ("plain", {"max_epochs": 3}, BEST),
+    "validation every second epoch": ("plain", {"max_epochs": 5, "check_val_every_n_epoch": 2}, BEST),
+    "validation twice an epoch": ("plain", {"max_epochs": 2, "val_check_interval": 0.5}, BEST),
+    "validation by steps": ("plain", {"max_steps": 30, "val_check_interval": 7, "check_val_every_n_epoch": None}, BEST),
+    "part epochs": ("plain", {"max_steps": 20, "limit_train_batches": 0.4}, {"every_n_train_steps": 7}),
+    "last step of an epoch": ("plain", {"max_epochs": 2}, {"every_n_train_steps": 15}),
+    "odd accumulation, clipping": (
+        "plain",
+        {"max_epochs": 3, "accumulate_grad_batches": 4, "gradient_clip_val": 0.1},
+        {"every_n_train_steps": 3},
+    ),
+    "averaged weights": ("plain", {"max_steps": 20}, {"every_n_train_steps": 10}, EMAWeightAveraging),
+}
+
+
+@pytest.mark.claim(
+    "Lightning",
+    "**exact resume**, **bf16 on the CPU**: in the middle of an epoch, accumulation, validation, workers, dropout",
+)
+@pytest.mark.claim(
+    "Lightning",
+    "exact resume: best model, validation by epochs, fractions or steps, odd accumulation, part epochs, EMA",
+)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.bfloat16 if what == "bf16" else ()) for what in RESUMES]
+)
+def test_resume_is_exact(what, tmp_path):
+    way, options, saving, *more = RESUMES[what]
+
+    def run(folder, noise, ckpt_path=None):
+        loader, callback = loader_and_callback(callback={"probes": Probes(batches=2), "reward": Cosine()}, **WAYS[way])
+        module = net(dropout=0.3, kind=Scheduled)
+        saver = ModelCheckpoint(folder, "{step}", **({"save_top_k": -1} | saving))
+        val = DataLoader(DEV["x"], batch_size=4) if saving is BEST else None
+        seed_everything(noise, verbose=False)  # the resumed process has other random numbers
+        callbacks = [saver, callback, *(kind() for kind in more)]
+        trainer(tmp_path, *callbacks, **options).fit(module, loader, val, ckpt_path=ckpt_path)
+        return result(module, callback, loader)
+
+    *whole, batches = run(tmp_path / "whole", noise=1)
+    saved = min((tmp_path / "whole").glob("*.ckpt"), key=lambda path: int(path.stem.removeprefix("step=")))
+    assert torch.load(saved, weights_only=True)["callbacks"]["BalanceCallback"]["steps"] > 0
+    *resumed, again = run(tmp_path / "resumed", noise=2, ckpt_path=saved)
+    assert 0 < len(again) < len(batches)
+    assert again == batches[-len(again) :]
+    assert resumed == whole
 
 
 @pytest.mark.claim("Lightning", "a second `fit` continues")
-def test_a_second_fit_goes_on_where_the_first_ended(tmp_path):
+def test_second_fit_continues(tmp_path):
     def run(*ends):
         loader, callback = loader_and_callback(workers=2)
         module, runner = net(kind=Stateless), trainer(tmp_path, callback, max_steps=1)
@@ -173,131 +249,32 @@ def test_a_second_fit_goes_on_where_the_first_ended(tmp_path):
     assert run(10, 24) == run(24)
 
 
-# (way, options of the trainer, where it is saved): mid-epoch, at an epoch's end, within accumulation, after validation
-RESUMES = [
-    ("plain", {"max_steps": 25}, {"every_n_train_steps": 10}),
-    ("workers", {"max_steps": 25}, {"every_n_train_steps": 10}),
-    ("persistent", {"max_steps": 25}, {"every_n_train_steps": 11}),
-    ("plain", {"max_epochs": 3}, {"every_n_epochs": 1}),
-    ("workers", {"max_epochs": 3}, {"every_n_epochs": 1}),
-    ("workers", {"max_epochs": 3, "accumulate_grad_batches": 2}, {"every_n_train_steps": 5}),
-    pytest.param(
-        "plain", {"max_epochs": 3, "limit_train_batches": 9, "precision": "bf16-mixed"}, {"every_n_train_steps": 12},
-        marks=pytest.mark.bfloat16,
-    ),
-    ("plain", {"max_epochs": 2, "val_check_interval": 5}, {"monitor": "val_loss", "save_top_k": -1}),
-]  # fmt: skip
-
-
-@pytest.mark.claim(
-    "Lightning",
-    "**exact resume**, **bf16 on the CPU**: in the middle of an epoch, accumulation, validation, workers, dropout",
-)
-@pytest.mark.parametrize(("way", "options", "saving"), RESUMES, ids=str)
-def test_a_resumed_fit_equals_an_uninterrupted_one(way, options, saving, tmp_path):
-    def run(folder, ckpt_path=None):
-        seed_everything(1, verbose=False)
-        loader, callback = loader_and_callback(callback={"batches": 2, "reward": "multidds"}, **WAYS[way])
-        module = net(dropout=0.3)
-        saver = ModelCheckpoint(folder, "{step}", **({"save_top_k": -1} | saving))
-        val = DataLoader(DEV["x"], batch_size=4) if "monitor" in saving else None
-        seed_everything(1 if ckpt_path is None else 2, verbose=False)  # the resumed process has other random numbers
-        trainer(tmp_path, saver, callback, **options).fit(module, loader, val, ckpt_path=ckpt_path)
-        return module, result(module, callback, loader)
-
-    _, whole = run(tmp_path / "whole")
-    saved = sorted((tmp_path / "whole").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
-    assert len(saved) > 1
-    checkpoint = torch.load(saved[0], weights_only=True)
-    assert checkpoint["callbacks"]["BalanceCallback"]["balancer"]["rounds"] > 0
-    module, resumed = run(tmp_path / "resumed", saved[0])
-    assert 0 < len(module.batches) < len(whole[-1])
-    assert module.batches == whole[-1][-len(module.batches) :]
-    assert resumed[:-1] == whole[:-1]
-
-
-# (sizes of the changed datasets, where it was saved): an epoch becomes shorter than what was done of it, or longer
-@pytest.mark.claim(
-    "Lightning",
-    "**datasets added or left out on resume**: refused, or gone on with as asked, where an epoch becomes "
-    "shorter than what was done of it",
-)
-@pytest.mark.parametrize("sizes", [{"b": 13, "c": 7, "d": 9}, {"a": 40, "b": 20, "d": 90}], ids=str)
-def test_changed_data_is_refused_or_gone_on_with_as_asked(sizes, tmp_path):
+def test_checkpoint_of_other_data_is_refused(tmp_path):
     loader, callback = loader_and_callback()
-    saver = ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=11, save_top_k=-1)
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=11)
     trainer(tmp_path, saver, callback, max_steps=12).fit(net(), loader)
-    (saved,) = (tmp_path / "saved").glob("*.ckpt")
-    checkpoint = torch.load(saved, weights_only=True)["callbacks"]["BalanceCallback"]
-    before = checkpoint["mixture"]["probabilities"]
-
-    def changed(path=saved, folder="changed", **options):
-        data = {name: dataset(size, seed=size) for name, size in sizes.items()}
+    for sizes, message in (({"a": 40, "b": 20, "d": 90}, "'d'"), ({**SIZES, "c": 8}, "7 examples of 'c', not 8")):
         mixture = Mixture.proportional(sizes)
-        loader = mixed_loader(data, mixture, 4, seed=5)
-        dev = {"y": DEV["y"], "z": DEV["x"]}
-        callback = BalanceCallback(mixture, dev, 3, scorer=Scorer(lr=1.0), batch_size=4, **options)
-        module = net()
-        saver = ModelCheckpoint(tmp_path / folder, "{step}", every_n_train_steps=11, save_top_k=-1)
-        trainer(tmp_path, saver, callback, max_steps=25).fit(module, loader, ckpt_path=path)
-        return module, callback, loader
-
-    with pytest.raises(ValueError, match="'d' is missing. Where the data were changed on purpose, changed_data=True"):
-        changed()
-    module, callback, loader = changed(changed_data=True)
-    update = callback.balancer.history[0]
-    assert update.step == 12
-    assert update.before["d"] == pytest.approx(sizes["d"] / sum(sizes.values()))
-    kept = [name for name in sizes if name in before]
-    assert update.before[kept[0]] / update.before[kept[1]] == pytest.approx(before[kept[0]] / before[kept[1]])
-    assert len(module.batches) == 14
-    counts = loader.state_dict()["counts"]
-    assert counts.keys() == sizes.keys()
-    assert sum(counts.values()) == 14 * 4 + sum(checkpoint["loader"]["counts"][name] for name in kept)
-
-    (newer,) = (tmp_path / "changed").glob("*.ckpt")
-    again, third, loaded = changed(newer, "again")
-    assert again.batches == module.batches[-len(again.batches) :]
-    assert result(again, third, loaded)[:-1] == result(module, callback, loader)[:-1]
+        data = {name: dataset(size, seed=size) for name, size in sizes.items()}
+        saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=11)
+        runner = trainer(tmp_path, saver, BalanceCallback(mixture, DEV, 3, rule=Scorer(lr=1.0)), max_steps=25)
+        with pytest.raises(ValueError, match=message):
+            runner.fit(net(), mixed_loader(data, mixture, 4, seed=5), ckpt_path=tmp_path / "step=11.ckpt")
 
 
-def test_a_loader_refuses_the_state_of_other_data_before_its_first_batch():
-    state = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4).state_dict()
-    other = mixed_loader({"a": TRAIN["a"], "b": TRAIN["c"]}, Mixture.uniform("ab"), 4)
-    other.load_state_dict(state)  # by Lightning, before a callback can say that other data are meant
-    with pytest.raises(ValueError, match="'c' is unknown; there are 'a', 'b'. Where the data were changed on purpose"):
-        next(iter(other))
-    with pytest.raises(ValueError, match="'places'|'batches'|'sizes'"):
-        other.load_state_dict({})
+class SavesEarly(Callback):
+    """A user's own callback, first in the list: it saves before the update of this step."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == 6:
+            trainer.save_checkpoint(Path(trainer.default_root_dir, "early.ckpt"))
 
 
-def test_a_finished_fit_with_changed_data_leaves_their_mixture(tmp_path):
-    loader, callback = loader_and_callback()
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=12)
-    trainer(tmp_path, saver, callback, max_steps=12).fit(net(), loader)
-    (saved,) = tmp_path.glob("*.ckpt")
-    learned = callback.mixture.probabilities
-    mixture = Mixture.proportional({"a": 40, "b": 13, "d": 53})
-    sets = {"a": TRAIN["a"], "b": TRAIN["b"], "d": dataset(53, seed=3)}
-    again = BalanceCallback(mixture, DEV, 3, changed_data=True)
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=12)
-    trainer(tmp_path, saver, again, max_steps=12).fit(net(), mixed_loader(sets, mixture, 4, seed=5), ckpt_path=saved)
-    assert mixture["d"] == pytest.approx(0.5)
-    assert mixture["a"] / mixture["b"] == pytest.approx(learned["a"] / learned["b"])
-
-
-def test_a_step_saved_before_the_callback_heard_of_it_is_caught_up(tmp_path):
-    class Early(Callback):
-        """A user's own, first in the list: it saves before the update of this step."""
-
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            if trainer.global_step == 6:
-                trainer.save_checkpoint(tmp_path / "early.ckpt")
-
-    def run(ckpt_path=None, **options):
+def test_step_saved_before_it_was_counted_is_counted_after_the_resume(tmp_path):
+    def run(ckpt_path=None):
         loader, callback = loader_and_callback(every=3)
         module = net()
-        trainer(tmp_path, Early(), callback, max_steps=12).fit(module, loader, ckpt_path=ckpt_path)
+        trainer(tmp_path, SavesEarly(), callback, max_steps=12).fit(module, loader, ckpt_path=ckpt_path)
         return result(module, callback, loader)[:-1]
 
     whole = run()
@@ -305,77 +282,120 @@ def test_a_step_saved_before_the_callback_heard_of_it_is_caught_up(tmp_path):
     assert run(tmp_path / "early.ckpt") == whole
 
 
+class Stops(Net):
+    """Raises in the middle of a batch, before its optimizer step."""
+
+    def training_step(self, batch, batch_idx):
+        if self.raises and self.global_step == 8:
+            raise RuntimeError("the disk is full")
+        return super().training_step(batch, batch_idx)
+
+
+class StopsInProbe(Net):
+    """Raises in the probe after the sixth step."""
+
+    def training_step(self, batch, batch_idx):
+        if self.raises and self.global_step == 6 and len(batch[1]) == 5:  # batches of training have 4
+            raise RuntimeError("out of memory")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.claim(
+    "Lightning", "a checkpoint written after an exception loses no batch (the batch is repeated, with other dropout)"
+)
+@pytest.mark.claim("Lightning", "an exception in a probe")
+@pytest.mark.parametrize(("kind", "workers"), [(Stops, 0), (Stops, 2), (StopsInProbe, 0)])
+def test_checkpoint_of_an_exception_loses_nothing(kind, workers, tmp_path):
+    def run(folder, raises=False, ckpt_path=None):
+        loader, callback = loader_and_callback(workers=workers, callback={"batch_size": 5})
+        module = net(kind=kind)
+        module.raises = raises
+        saver = ModelCheckpoint(folder, "stopped", save_on_exception=True, every_n_train_steps=1000)
+        runner = trainer(tmp_path, callback, saver, max_steps=14)
+        if not raises:
+            runner.fit(module, loader, ckpt_path=ckpt_path)
+            return callback.balancer.state_dict(), result(module, callback, loader)
+        with pytest.raises(RuntimeError, match="the disk is full|out of memory"):
+            runner.fit(module, loader)
+        return None
+
+    state, (*whole, batches) = run(tmp_path / "whole")
+    run(tmp_path / "stopped", raises=True)
+    again, (*resumed, rest) = run(tmp_path / "resumed", ckpt_path=tmp_path / "stopped" / "stopped.ckpt")
+    assert rest == batches[-len(rest) :]
+    assert (again, resumed) == (state, whole)
+
+
+@pytest.mark.claim("Lightning", "resuming a finished training")
+def test_finished_checkpoint_still_brings_its_mixture(tmp_path):
+    def run(ckpt_path=None):
+        loader, callback = loader_and_callback()
+        runner = trainer(tmp_path, callback, ModelCheckpoint(tmp_path, save_last=True), max_epochs=1)
+        runner.fit(net(), loader, ckpt_path=ckpt_path)
+        return runner, callback.mixture.probabilities
+
+    _, learned = run()
+    assert learned != Mixture.proportional(SIZES).probabilities
+    runner, mixture = run(tmp_path / "last.ckpt")
+    assert mixture == learned
+    runner.save_checkpoint(tmp_path / "again.ckpt")
+    first, again = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in ("last", "again"))
+    assert again["callbacks"]["BalanceCallback"]["balancer"] == first["callbacks"]["BalanceCallback"]["balancer"]
+
+
 @pytest.mark.claim("Lightning", "logs")
-def test_updates_are_logged(tmp_path):
-    loader, callback = loader_and_callback(every=3)
-    logger = CSVLogger(tmp_path)
-    runner = trainer(tmp_path, callback, max_steps=7, logger=logger)
-    runner.fit(net(), loader)
-    rows = [row for row in logged(logger) if "mixture/a" in row]
-    assert [row["step"] for row in rows] == [3, 6]  # optimizer steps so far, as in every trainer
-    assert [update.step for update in callback.balancer.history] == [3, 6]
-    last = callback.balancer.history[-1]
-    for name in SIZES:
-        assert rows[-1][f"mixture/{name}"] == last.mixture[name]
-        assert rows[-1][f"reward/{name}"] == last.rewards[name]
-        assert rows[-1][f"train_loss/{name}"] == last.train_losses[name]
-        assert runner.callback_metrics[f"mixture/{name}"] == pytest.approx(last.mixture[name])
-    assert rows[-1]["dev_loss/x"] == last.dev_losses["x"]
-    assert sum(rows[-1][f"passes/{name}"] * size for name, size in SIZES.items()) == pytest.approx(6 * 4)
-
-
-def test_datasets_of_any_names_are_trained_and_logged(tmp_path):
+def test_updates_are_logged_whatever_the_datasets_are_called(tmp_path):
     names = NAMES[:3]
     mixture = Mixture.proportional(dict(zip(names, SIZES.values(), strict=True)))
-    loader = mixed_loader(dict(zip(names, TRAIN.values(), strict=True)), mixture, 4, seed=5)
+    data = dict(zip(names, TRAIN.values(), strict=True))
+    loader, logger = mixed_loader(data, mixture, 4, seed=5), CSVLogger(tmp_path)
     callback = BalanceCallback(mixture, {"../x": DEV["x"]}, 3, batch_size=4)
-    logger = CSVLogger(tmp_path)
-    trainer(tmp_path, callback, max_steps=7, logger=logger).fit(net(), loader)
-    rows = [row for row in logged(logger) if "dev_loss/../x" in row]
-    assert {name: rows[-1][f"mixture/{name}"] for name in names} == callback.balancer.history[-1].mixture
-    same = mixed_loader(dict(zip(names, TRAIN.values(), strict=True)), mixture, 4, seed=5)
+    runner = trainer(tmp_path, callback, max_steps=7, logger=logger)
+    runner.fit(net(), loader)
+    rows = [row for row in logged(logger) if f"mixture/{names[0]}" in row]
+    assert [row["step"] for row in rows] == [3, 6]  # optimizer steps so far, as in every trainer
+    last = callback.balancer.history[-1]
+    for group, values in (("mixture", last.mixture), ("reward", last.rewards), ("train_loss", last.train_losses)):
+        assert {name: rows[-1][f"{group}/{name}"] for name in names} == values
+    assert rows[-1]["dev_loss/../x"] == last.dev_losses["../x"]
+    assert runner.callback_metrics[f"mixture/{names[0]}"] == pytest.approx(last.mixture[names[0]])
+    assert sum(rows[-1][f"passes/{name}"] * len(d) for name, d in data.items()) == pytest.approx(6 * 4)
+    same = mixed_loader(data, mixture, 4, seed=5)
     same.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     assert same.passes == loader.passes
 
 
-def test_passes_do_not_count_what_is_read_ahead(tmp_path):
-    loader, callback = loader_and_callback(every=3, workers=2)
-    runner = trainer(tmp_path, callback, max_steps=3)
-    runner.fit(net(), loader)
-    drawn = sum(runner.callback_metrics[f"passes/{name}"] * size for name, size in SIZES.items())
-    assert drawn == pytest.approx(3 * 4, abs=1e-4)
-
-
-def test_a_skipped_update_is_said(tmp_path, caplog):
-    loader, callback = loader_and_callback(
-        every=1, callback={"loss": lambda module, batch: module.net(batch[0]).sum() / 0}
-    )
+def test_skipped_update_is_a_warning(tmp_path, caplog):
+    own = {"loss": lambda module, batch: module.net(batch[0]).sum() / 0}
+    loader, callback = loader_and_callback(every=1, callback=own)
     with caplog.at_level(logging.WARNING, logger="multidds"):
         trainer(tmp_path, callback, max_steps=1).fit(net(), loader)
-    assert "the mixture did not move at step 1: the gradient of dev set 'x' is not finite" in caplog.text
+    assert "step 1  no update: the gradient of dev set 'x'" in caplog.text
+
+
+class TwoLosses(Net):
+    """Logs a validation loss for each dev set, not finite after step 20."""
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        loss = torch.tensor([1.0, 2.0][dataloader_idx] if self.global_step < 20 else torch.nan)
+        self.log(f"val/{'xy'[dataloader_idx]}", loss, add_dataloader_idx=False)
 
 
 @pytest.mark.claim("Lightning", "validation losses rank the dev sets")
-def test_validation_losses_rank_the_dev_sets(tmp_path):
-    class TwoVals(Net):
-        def validation_step(self, batch, batch_idx, dataloader_idx=0):
-            name = "xy"[dataloader_idx]
-            self.log(f"val_loss/{name}", torch.tensor({"x": 1.0, "y": 2.0}[name]), add_dataloader_idx=False)
-
-    metrics = {name: f"val_loss/{name}" for name in DEV}
-    settings = {"priority": "low", "dev_metrics": metrics}
-    loader, callback = loader_and_callback(every=5, callback=settings)
+@pytest.mark.claim("Lightning", "validation losses that are not finite")
+def test_validation_losses_rank_the_dev_sets(tmp_path, caplog):
     vals = [DataLoader(d, batch_size=9) for d in DEV.values()]
-    trainer(tmp_path, callback, max_steps=10, val_check_interval=7).fit(net(kind=TwoVals), loader, vals)
+    settings = {"priority": "low", "dev_metrics": {name: f"val/{name}" for name in DEV}}
+    loader, callback = loader_and_callback(every=5, callback=settings)
+    trainer(tmp_path, callback, max_epochs=3).fit(net(kind=TwoLosses), loader, vals)
     assert callback.balancer.dev_losses == {"x": 1.0, "y": 2.0}
     assert callback.balancer.history[-1].weights == {"x": 0.0, "y": 1.0}
+    assert "'x': nan" in caplog.text
 
-    settings["dev_metrics"] = {"x": "val_loss/x", "y": "val_los/y"}
+    settings["dev_metrics"] = {"x": "val/x", "y": "vall/y"}
     loader, callback = loader_and_callback(callback=settings)
-    with pytest.raises(
-        KeyError, match="no validation logged 'val_los/y', the loss of the dev set 'y'; there are 'loss'"
-    ):
-        trainer(tmp_path, callback, max_steps=8, val_check_interval=7).fit(net(kind=TwoVals), loader, vals)
+    with pytest.raises(KeyError, match="dev_metrics.* 'vall/y', for 'y'; .*'loss'"):
+        trainer(tmp_path, callback, max_epochs=1).fit(net(kind=TwoLosses), loader, vals)
 
 
 @pytest.mark.claim("Lightning", "the trainer's precision and batch hooks")
@@ -393,55 +413,175 @@ def test_probes_run_under_the_precision_and_the_hooks_of_the_trainer(tmp_path):
             seen.append((out.dtype, self.training, batch[0].dtype, bool((batch[0] >= 0).all())))
             return nn.functional.cross_entropy(out.float(), batch[1])
 
-    seen = []
     loader, callback = loader_and_callback(every=1)
     module = net(kind=Watched).float()
-    trainer(tmp_path, callback, max_steps=2, precision="32-true").fit(module, loader)
-    assert set(seen) == {(torch.float32, True, torch.float32, True)}
-    seen.clear()
-    trainer(tmp_path, callback, max_steps=2, precision="bf16-mixed").fit(module, loader)  # another trainer
-    assert len(seen) == 2 * (1 + 3 + 2)
-    assert set(seen) == {(torch.bfloat16, True, torch.float32, True)}
+    for precision, dtype in (("32-true", torch.float32), ("bf16-mixed", torch.bfloat16)):  # two trainers
+        seen = []
+        trainer(tmp_path, callback, max_steps=2, precision=precision).fit(module, loader)
+        assert seen == [(dtype, True, torch.float32, True)] * 2 * (1 + 3 + 2)
+
+
+@pytest.mark.claim("Lightning", "nested containers are restored")
+def test_containers_of_containers_are_restored(tmp_path):
+    class Collects(Net):
+        def __init__(self, dropout=0.0):
+            super().__init__(dropout)
+            self.by_name, self.by_kind, self.pair = {"loss": []}, defaultdict(list), [[], []]
+            self.sums = {"loss": torch.zeros(())}
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)["loss"]
+            for collected in (self.by_name["loss"], self.by_kind["loss"], self.pair[0]):
+                collected.append(loss.item())
+            self.sums["loss"] += loss.detach().float()
+            return loss
+
+    loader, callback = loader_and_callback(every=2)
+    module = net(kind=Collects)
+    trainer(tmp_path, callback, max_steps=6).fit(module, loader)
+    assert len(callback.balancer.history) == 3
+    losses = module.by_name["loss"]
+    assert len(losses) == 6
+    assert module.by_kind == {"loss": losses}
+    assert module.pair == [losses, []]
+    assert module.sums["loss"].item() == pytest.approx(sum(losses))
+
+
+@pytest.mark.claim("Lightning", "a `training_step` that returns None")
+def test_probe_batch_that_training_step_skips_skips_the_update(tmp_path):
+    class Skips(Net):
+        probed = 0
+
+        def training_step(self, batch, batch_idx):
+            if len(batch[1]) == 5:  # a probe batch: those of training have 4
+                Skips.probed += 1
+                if Skips.probed <= 5:  # the first update
+                    return None
+            return super().training_step(batch, batch_idx)
+
+    loader, callback = loader_and_callback(every=2, callback={"batch_size": 5})
+    trainer(tmp_path, callback, max_steps=4).fit(net(kind=Skips), loader)
+    first, second = callback.balancer.history
+    assert "is not finite" in first.skipped
+    assert second.skipped is None
+
+
+class HasBackbone(Net):
+    def __init__(self, dropout=0.0):
+        super().__init__(dropout)
+        self.backbone = self.net[0]
+
+    def configure_optimizers(self):
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.02)
+
+
+@pytest.mark.claim("Lightning", "callbacks that unfreeze parameters")
+@pytest.mark.filterwarnings("ignore:The provided params to be frozen already exist")
+@pytest.mark.parametrize("reward", [Cosine(), MovingAverage()], ids=["probes", "averages"])
+def test_parameters_that_a_callback_unfreezes_are_probed_from_then_on(reward, tmp_path):
+    def run(folder, ckpt_path=None):
+        loader, callback = loader_and_callback(every=4, callback={"reward": reward, "rule": Scorer(lr=0.5)})
+        module, saver = net(kind=HasBackbone), ModelCheckpoint(folder, "{step}", every_n_train_steps=10, save_top_k=-1)
+        unfreezes = BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
+        trainer(tmp_path, unfreezes, callback, saver, max_epochs=3).fit(module, loader, ckpt_path=ckpt_path)
+        return callback.balancer, result(module, callback, loader)[:-1]
+
+    balancer, whole = run(tmp_path / "whole")
+    assert [update.step for update in balancer.history] == list(range(4, 45, 4))
+    assert not balancer.parameters_changed
+    assert run(tmp_path / "resumed", tmp_path / "whole" / "step=10.ckpt")[1] == whole
+
+
+class Data(LightningDataModule):
+    """Constructs its loader anew whenever Lightning asks, as datamodules do."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixture, self.made = Mixture.proportional(SIZES), 0
+
+    def train_dataloader(self):
+        self.made += 1
+        return mixed_loader(TRAIN, self.mixture, 4, seed=5)
 
 
 @pytest.mark.claim("Lightning", "a datamodule, reloading")
-def test_a_datamodule_of_ones_own_and_reloading(tmp_path):
-    """A loader that Lightning asks for again goes on with the draws of the one before."""
-
-    class Data(LightningDataModule):
-        def __init__(self):
-            super().__init__()
-            self.mixture, self.made = Mixture.proportional(SIZES), []
-
-        def train_dataloader(self):
-            self.made.append(mixed_loader(TRAIN, self.mixture, 4, seed=5))
-            return self.made[-1]
-
+def test_loader_that_is_reloaded_continues_the_draws(tmp_path):
     def run(**options):
         data, module = Data(), net()
-        callback = BalanceCallback(data.mixture, DEV, 4, scorer=Scorer(lr=1.0))
+        callback = BalanceCallback(data.mixture, DEV, 4, rule=Scorer(lr=1.0))
         trainer(tmp_path, callback, max_epochs=3, limit_train_batches=6, **options).fit(module, data)
-        return len(data.made), module.batches, data.mixture.probabilities
+        return data.made, module.batches, data.mixture.probabilities
 
     assert run(reload_dataloaders_every_n_epochs=1) == (3, *run()[1:])
 
 
+@pytest.mark.claim("Lightning", "a second fit with a datamodule, or with other data")
+def test_second_fit_with_a_datamodule_continues_the_draws(tmp_path):
+    def run(*ends):
+        data, module = Data(), net(kind=Stateless)
+        callback = BalanceCallback(data.mixture, DEV, 3)
+        for end in ends:
+            trainer(tmp_path, callback, max_steps=end).fit(module, data)
+        return module.batches, data.mixture.probabilities, [p.tolist() for p in module.parameters()]
+
+    assert run(6, 9) == run(15)
+
+
+def test_another_module_begins_with_draws_of_its_own(tmp_path):
+    data = Data()
+    callback = BalanceCallback(data.mixture, DEV, 100, rule=Scorer())
+    first, second = net(), net()
+    for module in (first, second):
+        trainer(tmp_path, callback, max_steps=3).fit(module, data)
+    assert first.batches == second.batches
+
+
+class Marked(Dataset):
+    def __init__(self, data, mark, seen):
+        self.data, self.mark, self.seen = data, mark, seen
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        self.seen.add(self.mark)
+        return self.data[i]
+
+
+@pytest.mark.claim("Lightning", "a second fit with a datamodule, or with other data")
+def test_probes_use_the_data_of_the_present_loader(tmp_path):
+    seen, mixture, module = set(), Mixture.proportional(SIZES), net()
+    callback = BalanceCallback(mixture, DEV, 2)
+    for mark in ("first", "second"):
+        seen.clear()
+        loader = mixed_loader({name: Marked(d, mark, seen) for name, d in TRAIN.items()}, mixture, 4)
+        trainer(tmp_path, callback, max_steps=4).fit(module, loader)
+        assert seen == {mark}
+
+
 @pytest.mark.claim("Lightning", "other sources of probe batches")
-def test_probes_of_sources_and_of_other_datasets(tmp_path):
-    """dev and train may be given as a Balancer takes them, beside datasets."""
-    seen = []
+@pytest.mark.claim("Lightning", "lists of examples")
+def test_sources_of_probe_batches(tmp_path):
+    """dev and train may be given as a Balancer takes them, beside datasets; the loader's data may be lists."""
+    generated, sizes = [], set()
 
     def source(generator):
-        seen.append(1)
-        return [torch.randn(3, 4, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2])]
+        generated.append(1)
+        return [torch.randn(4, 4, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 0])]
+
+    def loss(module, batch):
+        sizes.add(len(batch[1]))
+        return loss_of(module, batch)
 
     mixture = Mixture.uniform(SIZES)
-    loader = mixed_loader(TRAIN, mixture, 4)
+    lists = {name: [d[i] for i in range(len(d))] for name, d in TRAIN.items()}
     dev = {"x": source, "y": DataLoader(DEV["y"], batch_size=4), "z": DEV["x"], "list": [DEV["x"][:4]]}
-    callback = BalanceCallback(mixture, dev, 1, train={"a": source, "b": TRAIN["b"], "c": TRAIN["c"]})
-    trainer(tmp_path, callback, max_steps=2).fit(net(), loader)
-    assert len(seen) == 8  # two updates, two batches of each of two sources
-    assert set(callback.balancer.history[-1].dev_losses) == set(dev)
+    for train in (None, {"a": source, "b": TRAIN["b"], "c": TRAIN["c"]}):
+        callback = BalanceCallback(mixture, dev, 1, train=train, loss=loss)
+        trainer(tmp_path, callback, max_steps=2).fit(net(), mixed_loader(lists, mixture, 4))
+        assert callback.balancer.history[-1].dev_losses.keys() == dev.keys()
+    assert len(generated) == 4 + 8  # two updates, two batches of each source
+    assert sizes <= {4, 1}  # the last batch of a DataLoader over 9 examples
 
 
 class Manual(Net):
@@ -452,7 +592,7 @@ class Manual(Net):
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         optimizer.zero_grad()
-        self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+        self.manual_backward(loss_of(self, batch))
         optimizer.step()
 
 
@@ -463,47 +603,42 @@ class TakesIterator(Net):
 
 @pytest.mark.claim("Lightning", "manual optimization with `loss=`")
 def test_manual_optimization_works_with_a_loss(tmp_path):
-    settings = {"loss": lambda module, batch: nn.functional.cross_entropy(module.net(batch[0]), batch[1])}
-    loader, callback = loader_and_callback(callback=settings)
+    loader, callback = loader_and_callback(callback={"loss": loss_of})
     trainer(tmp_path, callback, max_steps=7).fit(net(kind=Manual), loader)
     assert [update.step for update in callback.balancer.history] == [3, 6]
 
 
-@pytest.mark.claim("Lightning", "settings that cannot work are refused")
-def test_what_cannot_be_done_is_refused(tmp_path):
-    def fit(message, kind=Net, loader=None, error=ValueError, **options):
-        made, callback = loader_and_callback()
-        with pytest.raises(error, match=message):
-            trainer(tmp_path, callback, max_steps=1, **options).fit(net(kind=kind), made if loader is None else loader)
+OTHER = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4)
 
-    fit("with manual optimization training_step takes steps of its own; give loss=", Manual)
-    fit("a training_step that takes dataloader_iter cannot be given a probe batch; give loss=", TakesIterator)
-    fit("overfit_batches wants the same batches again, but a mixture draws new ones", overfit_batches=1)
-    other = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4)
-    fit("it has another Mixture object than mixed_loader; give both the same", loader=other)
-    ordinary = DataLoader(TRAIN["a"], batch_size=4)
-    fit("the training loader must be one mixed_loader\\(...\\), got DataLoader", loader=ordinary, error=TypeError)
-    fit("the training loader must be one mixed_loader\\(...\\), got list", loader=[other, other], error=TypeError)
+
+@pytest.mark.claim("Lightning", "settings that cannot work are refused")
+@pytest.mark.parametrize(
+    ("options", "kind", "other", "message"),
+    [
+        ({}, Manual, None, "manual optimization .* loss="),
+        ({}, TakesIterator, None, "dataloader_iter .* loss="),
+        ({"overfit_batches": 1}, Net, None, "overfit_batches"),
+        ({}, Net, OTHER, "mixture .* mixed_loader"),
+        ({}, Net, DataLoader(TRAIN["a"], batch_size=4), "mixed_loader.* DataLoader"),
+        ({}, Net, [OTHER, OTHER], "mixed_loader.* list"),
+    ],
+)
+def test_fits_that_cannot_work_are_refused(options, kind, other, message, tmp_path):
+    loader, callback = loader_and_callback()
+    with pytest.raises((TypeError, ValueError), match=message):
+        trainer(tmp_path, callback, max_steps=1, **options).fit(net(kind=kind), other or loader)
 
 
 @pytest.mark.claim("Lightning", "other ways to shard a model are refused")
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
-        (
-            FSDPStrategy,
-            {},
-            "strategy is FSDPStrategy; use one device, strategy='ddp' or ModelParallelStrategy, or .* Replay",
-        ),
-        (ModelParallelStrategy, {"reward": "moving-average"}, "of which Lightning would save those of one rank"),
-        (
-            ModelParallelStrategy,
-            {"losses": lambda module, batch: None},
-            "mix datasets keep a gradient in shards, of which",
-        ),
+        (FSDPStrategy, {}, "FSDPStrategy .*ModelParallelStrategy.*Replay"),
+        (ModelParallelStrategy, {"reward": MovingAverage()}, "MovingAverage"),
+        (ModelParallelStrategy, {"reward": MeanSlope(loss_of)}, "MeanSlope"),
     ],
 )
-def test_ways_to_divide_the_model_that_do_not_work_are_refused(strategy, options, message, tmp_path):
+def test_strategies_that_do_not_work_are_refused(strategy, options, message, tmp_path):
     _, callback = loader_and_callback(callback=options)
     runner = trainer(tmp_path, callback)
     runner._accelerator_connector.strategy = strategy()
@@ -511,113 +646,30 @@ def test_ways_to_divide_the_model_that_do_not_work_are_refused(strategy, options
         callback.setup(runner, net(), "fit")
 
 
-def test_wrong_arguments_are_refused_where_they_are_given():
-    mixture = Mixture.proportional(SIZES)
-    with pytest.raises(ValueError, match="BalanceCallback: there must be at least one dev set"):
-        BalanceCallback(mixture, {}, 3)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'batchs'"):
-        BalanceCallback(mixture, DEV, 3, batchs=2)
-    with pytest.raises(TypeError, match="loss must be a function \\(module, batch\\), got str"):
-        BalanceCallback(mixture, DEV, 3, loss="mse")
-    with pytest.raises(ValueError, match="BalanceCallback: every must be a whole number of at least 1, but it is 0"):
-        BalanceCallback(mixture, DEV, 0)
-    with pytest.raises(ValueError, match="BalanceCallback: batch_size must be a whole number"):
-        BalanceCallback(mixture, DEV, 1, batch_size=0)
-    with pytest.raises(ValueError, match="BalanceCallback: dev_metrics: 'y' is missing"):
-        BalanceCallback(mixture, DEV, 3, dev_metrics={"x": "val_loss"})
-    with pytest.raises(ValueError, match="BalanceCallback: train: 'b', 'c' are missing"):
-        BalanceCallback(mixture, DEV, 3, train={"a": TRAIN["a"]})
-    with pytest.raises(TypeError, match="BalanceCallback: the mixture must be a Mixture, got dict"):
-        BalanceCallback(SIZES, DEV, 3)
-    with pytest.raises(ValueError, match="the mixture decides what is drawn; leave 'shuffle' out"):
-        mixed_loader(TRAIN, mixture, 4, shuffle=True)
-    with pytest.raises(ValueError, match="mixed_loader: 'c' is missing"):
-        mixed_loader({name: TRAIN[name] for name in "ab"}, mixture, 4)
-    with pytest.raises(ValueError, match="mixed_loader: batch_size must be a whole number of at least 1, but it is 0"):
-        mixed_loader(TRAIN, mixture, 0)
-    with pytest.raises(ValueError, match="mixed_loader: the size of 'c' must be a whole number of at least 1"):
-        mixed_loader(TRAIN | {"c": TensorDataset(torch.zeros(0))}, mixture, 4)
-    with pytest.raises(TypeError, match="the dataset 'c' must be map-style, with a length and indices, got Endless"):
-        mixed_loader(TRAIN | {"c": Endless()}, mixture, 4)
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter(())
-
-
-class Sharded(Net):
-    def configure_model(self):
-        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
-
-
-def fitted(folder, batch_size, batches, ckpt_path=None, dropout=0.0, noise=0, kind=Net, **options):
-    loader, callback = loader_and_callback(batch_size, callback={"batches": batches})
-    module = net(dropout, kind)
-    torch.manual_seed(noise)
-    saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=7)
-    trainer(folder, callback, saver, max_epochs=2, **options).fit(module, loader, ckpt_path=ckpt_path)
-    if kind is Sharded:
-        assert all(isinstance(p, DTensor) for p in module.parameters())
-    parameters = [(p.full_tensor() if kind is Sharded else p).tolist() for p in module.parameters()]
-    state = loader.state_dict()
-    return [parameters, callback.mixture.probabilities, state["counts"], state["position"]]
-
-
-def one_rank(rank, folder):
-    """As torchrun starts them; the group meets in a file instead of at a port."""
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0}
-    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "TORCHELASTIC_RUN_ID": "test", "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update({key: str(value) for key, value in places.items()})
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    options = {"devices": 2, "strategy": "ddp"}
-    found = [fitted(folder / "plain", 2, 1, **options)]
-    options["dropout"] = 0.3  # other random numbers on each rank, and others again after the resume
-    found.append(fitted(folder / "dropout", 2, 1, noise=100 + rank, **options))
-    saved = folder / "dropout" / "step=7.ckpt"
-    found.append(fitted(folder / "resumed", 2, 1, saved, noise=200 + rank, **options))
-    # Again in the shards of FSDP2.
-    options = {"devices": 2, "kind": Sharded}
-    for name, saved in (("sharded", None), ("sharded again", folder / "sharded" / "step=7.ckpt")):
-        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-        found.append(fitted(folder / name, 2, 1, saved, strategy=strategy, **options))
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    leave()
-
-
-@pytest.mark.claim("Lightning", "**two processes** equal one with twice the batch, and resume")
-@pytest.mark.claim("Lightning", "**FSDP2** (`ModelParallelStrategy`) equals one process, and resumes")
-@pytest.mark.slow
-def test_two_processes_equal_one_with_twice_the_batch_and_resume_exactly(tmp_path):
-    torch.multiprocessing.start_processes(one_rank, (tmp_path,), nprocs=2, start_method="fork")  # imports are slow
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert first == second
-    together, uninterrupted, resumed, sharded, sharded_again = first
-    assert uninterrupted == resumed
-    assert sharded == sharded_again
-    parameters, mixture, counts, position = fitted(tmp_path, 4, 2)
-    for found in (together, sharded):
-        assert found[2:] == [counts, position]
-        assert found[1] == pytest.approx(mixture, abs=1e-9)
-        for got, expected in zip(found[0], parameters, strict=True):
-            assert torch.allclose(torch.tensor(got), torch.tensor(expected), atol=1e-9)
-
-
-@pytest.mark.slow
-def test_the_example_drops_the_noise_and_resumes_exactly(tmp_path):
-    results = lightning_fit.main(400)
-    assert results["learned"]["mixture"]["junk"] < results["proportional"]["mixture"]["junk"] / 2
-    for name, score in results["learned"]["accuracy"].items():
-        assert score > results["proportional"]["accuracy"][name]
-    model, mixture = lightning_fit.fit(tmp_path, 200)
-    resumed, its_mixture = lightning_fit.fit(tmp_path, 200, ckpt_path=tmp_path / "step=100.ckpt")
-    assert its_mixture == mixture
-    assert all(torch.equal(p, q) for p, q in zip(resumed.parameters(), model.parameters(), strict=True))
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dev": {}}, "dev is empty"),
+        ({"batchs": 2}, "batchs"),
+        ({"loss": "mse"}, "loss .* str"),
+        ({"every": 0}, "every .* 0"),
+        ({"batch_size": 0}, "batch_size .* 0"),
+        ({"dev_metrics": {"x": "val_loss"}}, "dev_metrics: 'y'"),
+        ({"train": {"a": TRAIN["a"]}}, "train: 'b', 'c'"),
+        ({"mixture": SIZES}, "mixture .* dict"),
+        ({"priority": {"z": 1.0}}, "priority.* 'z'"),
+        ({"limits": Limits(bounds={"z": (0.0, 0.5)})}, "bounds.* 'z'"),
+        ({"rule": "scorer"}, "rule .*'scorer'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_wrong_arguments_are_refused_at_construction(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        BalanceCallback(**{"mixture": Mixture.proportional(SIZES), "dev": DEV, "every": 3} | arguments)
 
 
 @pytest.mark.claim("Lightning", "**static mixture without the callback** (resumes within an epoch)")
-def test_a_fixed_mixture_needs_no_callback_and_resumes_within_an_epoch(tmp_path):
+def test_static_mixture_needs_no_callback_and_resumes_within_an_epoch(tmp_path):
     def run(ckpt_path=None):
         loader, module = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4, seed=5, num_workers=2), net()
         saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10)
@@ -625,3 +677,52 @@ def test_a_fixed_mixture_needs_no_callback_and_resumes_within_an_epoch(tmp_path)
         return loader.state_dict(), [p.tolist() for p in module.parameters()], module.batches[-9:]
 
     assert run() == run(tmp_path / "step=10.ckpt")
+
+
+class Sharded(Net):
+    def configure_model(self):
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def fitted(folder, ckpt_path=None, kind=Net, dropout=0.0, noise=0, **options):
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    probes = Probes(batches=2, count="in all")
+    loader, callback = loader_and_callback(4 // processes, callback={"probes": probes})
+    module = net(dropout, kind)
+    torch.manual_seed(noise)
+    saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=7)
+    trainer(folder, callback, saver, max_epochs=2, **options).fit(module, loader, ckpt_path=ckpt_path)
+    assert all(isinstance(p, DTensor) for p in module.parameters()) == (kind is Sharded)
+    parameters = [(p.full_tensor() if kind is Sharded else p).tolist() for p in module.parameters()]
+    state = loader.state_dict()
+    return [parameters, callback.mixture.probabilities, state["counts"], state["position"]]
+
+
+def fitted_on_ranks(folder):
+    """Twice on one process; on several with DDP and in the shards of FSDP2."""
+    if not dist.is_initialized():
+        return [fitted(folder / "one")] * 2
+    sharded = {"devices": 2, "kind": Sharded}
+    return [
+        fitted(folder / "ddp", devices=2, strategy="ddp"),
+        fitted(folder / "sharded", strategy=ModelParallelStrategy(2, 1), **sharded),
+    ]
+
+
+def resumed_on_ranks(folder):
+    ddp = {"devices": 2, "strategy": "ddp", "dropout": 0.3}  # other random numbers on each rank, and after the resume
+    whole = fitted(folder / "dropout", noise=100 + dist.get_rank(), **ddp)
+    assert fitted(folder / "again", folder / "dropout" / "step=7.ckpt", noise=200 + dist.get_rank(), **ddp) == whole
+    sharded = [
+        fitted(folder / name, ckpt_path, kind=Sharded, devices=2, strategy=ModelParallelStrategy(2, 1))
+        for name, ckpt_path in (("sharded", None), ("sharded again", folder / "sharded" / "step=7.ckpt"))
+    ]
+    assert sharded[0] == sharded[1]
+
+
+@pytest.mark.claim("Lightning", "**two processes** equal one with twice the batch, and resume")
+@pytest.mark.claim("Lightning", "**FSDP2** (`ModelParallelStrategy`) equals one process, and resumes")
+@pytest.mark.slow
+def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
+    checks = [partial(resumed_on_ranks, tmp_path / "resumed")]
+    assert_ranks_equal_one_process(fitted_on_ranks, tmp_path, arguments=[tmp_path], checks=checks, fork=True)

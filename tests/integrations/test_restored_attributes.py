@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from multidds.integrations.restored_attributes import attributes_put_back
+from multidds.integrations.restored_attributes import restored_attributes
 
 
 class Owner:
@@ -36,7 +36,7 @@ def shown(owner):
 def test_attributes_are_as_before_and_are_the_same_objects():
     owner = Owner()
     before, objects = shown(owner), dict(vars(owner))
-    with attributes_put_back([owner]):
+    with restored_attributes([owner]):
         owner.work()
         assert shown(owner) != before
     assert shown(owner) == before
@@ -51,7 +51,7 @@ def test_they_are_put_back_after_an_exception_too():
         owner.work()
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"), attributes_put_back([owner]):
+    with pytest.raises(RuntimeError, match="out of memory"), restored_attributes([owner]):
         fails()
     assert shown(owner) == before
 
@@ -59,7 +59,7 @@ def test_they_are_put_back_after_an_exception_too():
 def test_what_was_removed_or_replaced_comes_back():
     owner = Owner()
     before = shown(owner)
-    with attributes_put_back([owner]):
+    with restored_attributes([owner]):
         del owner.losses
         owner.by_name = None
     assert shown(owner) == before
@@ -68,7 +68,7 @@ def test_what_was_removed_or_replaced_comes_back():
 def test_tensors_that_a_list_has_collected_are_not_copied():
     owner, kept = Owner(), torch.zeros(2)
     owner.losses = [kept]
-    with attributes_put_back([owner]):
+    with restored_attributes([owner]):
         owner.losses.append(torch.ones(1))
     assert len(owner.losses) == 1
     assert owner.losses[0] is kept
@@ -79,7 +79,7 @@ def test_what_a_module_keeps_as_a_module_is_not_touched():
     "attributes."""
     module, owner = nn.BatchNorm1d(2), Owner()
     owner.training = True
-    with attributes_put_back([*module.modules(), owner]):
+    with restored_attributes([*module.modules(), owner]):
         module.eval()
         module.running_mean += 1
         module.seen = 5

@@ -107,7 +107,7 @@ def assert_order_invariant(make, names, tolerance=1e-9):
         assert_equal(make(order), expected, tolerance, f"result of the order {order}")
 
 
-def assert_ranks_equal_one_process(work, folder, world_size=2, arguments=(), tolerance=1e-9, checks=()):
+def assert_ranks_equal_one_process(work, folder, world_size=2, arguments=(), tolerance=1e-9, checks=(), fork=False):
     """Asserts that real processes (gloo) find the same, bit for bit, and what one process finds, nearly.
 
     work: `work(*arguments)` is run on every rank and here, and returns what was found. It divides its batches by
@@ -116,8 +116,9 @@ def assert_ranks_equal_one_process(work, folder, world_size=2, arguments=(), tol
     world_size: number of processes
     tolerance: largest absolute difference of two numbers to those of one process; sums are rounded differently
     checks: functions without arguments that every rank calls afterwards, in this order; what they assert is asserted
+    fork: as in `run_on_ranks`
     """
-    ranks = run_on_ranks(_work_and_checks, folder, world_size, work, tuple(arguments), tuple(checks))
+    ranks = run_on_ranks(_work_and_checks, folder, world_size, work, tuple(arguments), tuple(checks), fork=fork)
     for rank, found in enumerate(ranks[1:], 1):
         assert_equal(found, ranks[0], where=f"result of rank {rank} beside that of rank 0")
     assert_equal(ranks[0], work(*arguments), tolerance, "result of the ranks beside that of one process")

@@ -13,7 +13,7 @@ from multidds.integrations.lightning import BalanceCallback, mixed_loader
 from multidds.rules import Scorer
 
 QUIET = [
-    # Lightning says these of any small run on this machine, whatever the loader and the callbacks are.
+    # Warnings about any small run, whatever the loader and the callbacks are.
     pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:GPU available but not used"),
@@ -30,7 +30,7 @@ DEV = {"x": dataset(9, seed=1), "y": dataset(9, seed=2)}
 
 
 class Net(LightningModule):
-    """As users write them: logs, metrics and outputs collected over an epoch."""
+    """A module as users write them: logs, metrics, and outputs collected over an epoch."""
 
     def __init__(self, dropout=0.0, width=8):
         super().__init__()
@@ -72,10 +72,10 @@ def trainer(folder, *callbacks, **options):
 
 
 def loader_and_callback(batch_size=4, every=3, workers=0, callback=None, **options):
-    """With workers: `persistent_workers`, ... in `options`."""
+    """callback: arguments of the callback. options: of the DataLoader."""
     mixture = Mixture.proportional(SIZES)
     loader = mixed_loader(TRAIN, mixture, batch_size, seed=5, num_workers=workers, **options)
-    settings = {"scorer": Scorer(lr=1.0), "batch_size": 4} | (callback or {})
+    settings = {"rule": Scorer(lr=1.0), "batch_size": 4} | (callback or {})
     return loader, BalanceCallback(mixture, DEV, every, **settings)
 
 

@@ -1,4 +1,4 @@
-"""A small trainer of sentence-transformers with its data, tokenizer and model, made here: nothing is downloaded."""
+"""A small trainer of sentence-transformers with its data, tokenizer and model: nothing is downloaded."""
 
 import datasets
 import torch
@@ -10,6 +10,7 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Dense, Dropout, Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
+from toy_trainers import MOVING
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from multidds import Mixture
@@ -91,23 +92,24 @@ def trainer_of(
     every=2,
     loss=losses.MultipleNegativesRankingLoss,
     data=None,
+    eval_dataset=None,
+    kind=Watched,
     dropout=0.2,
     bert=False,
     settings=None,
     **options,
 ):
-    """A trainer and its callback; with every=None it has none."""
+    """A trainer and its callback; with every=0 it has none."""
     made = model(dropout, folder / "bert" if bert else None)
-    data = data or train_sets()
-    trainer = Watched(
+    trainer = kind(
         made,
         arguments(folder, Mixture.proportional(SIZES), **(settings or {})),
-        train_dataset=data,
-        eval_dataset=dev_sets(),
+        train_dataset=data or train_sets(),
+        eval_dataset=eval_dataset or dev_sets(),
         loss={name: part(made) for name, part in loss.items()} if isinstance(loss, dict) else loss(made),
     )
-    if every is None:
+    if every == 0:
         return trainer, None
-    callback = BalanceCallback(trainer, every, **{"seed": 5, **options})
+    callback = BalanceCallback(trainer, every, **{**MOVING, "seed": 5, **options})
     trainer.add_callback(callback)
     return trainer, callback

@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 from datasets import Dataset as ArrowDataset
 from torch import nn
@@ -10,10 +11,17 @@ from transformers import Trainer, TrainingArguments
 
 from multidds import Mixture, MixtureSampler
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
-from multidds.rules import Scorer
+from multidds.rules import Anchored, Scorer
 
 gc.freeze()  # every training collects garbage: not through all that the imports have made
 
+QUIET = [  # warnings about any small training on a CPU
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on machines with few cores
+    pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning"),  # accelerate 1.15, torch 2.13
+]
+MOVING = {"rule": Scorer(lr=2.0)}
+STILL = {"rule": Anchored(strength=0.0, plan=False)}  # the mixture stays, but updates are made
 SIZES = {"a": 6, "b": 24, "c": 14}  # of 44 examples 6 steps of 8 make an epoch
 
 
@@ -79,21 +87,58 @@ def arguments(folder, **settings):
 
 
 def trainer_of(
-    folder, every=2, dropout=0.3, model=None, kind=Watched, data=None, collator=None, settings=None, **options
+    folder, every=2, model=None, dropout=0.3, kind=Watched, data=None, eval_dataset=None, settings=None, **options
 ):
-    options = {"scorer": Scorer(lr=2.0), "seed": 5, **options}
+    """A Trainer and its callback; with every=0 it has none.
+
+    kind: the class of the Trainer
+    settings: training arguments
+    options: of the callback, and of the Trainer if they are called `compute_loss_func` or `data_collator`
+    """
     data = data or train_sets()
-    mixture = Mixture.proportional(dict(zip(data, SIZES.values(), strict=True)))
+    sizes = dict(zip(data, SIZES.values(), strict=False))
+    mixture = Mixture.proportional(sizes) if len(sizes) == len(data) else Mixture.uniform(list(data))
+    own = {key: options.pop(key) for key in ("compute_loss_func", "data_collator") if key in options}
     trainer = kind(
         model or Classifier(dropout),
         arguments(folder, **(settings or {})),
         train_dataset=MixedDataset(data, mixture, seed=1),
-        eval_dataset=dev_sets(),
-        data_collator=collator,
+        eval_dataset=eval_dataset or dev_sets(),
+        **own,
     )
-    callback = BalanceCallback(trainer, every, **options)
+    if every == 0:
+        return trainer, None
+    callback = BalanceCallback(trainer, every, **{**MOVING, "seed": 5, **options})
     trainer.add_callback(callback)
     return trainer, callback
+
+
+def same_parameters(one, other):
+    return all(torch.equal(p, q) for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True))
+
+
+def assert_resumes(make, checkpoint, log=True, states=True):
+    """Asserts that a resumed training is the uninterrupted one, bit for bit, and returns that one and its callback.
+
+    make: returns a Trainer and its callback
+    checkpoint: the folder to resume from
+    log, states: whether logs and states are compared, too; a stream may describe one place in two ways
+    """
+    whole, callback = make()
+    whole.train()
+    resumed, again = make()
+    torch.manual_seed(99)  # the resumed process has other random numbers
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    if hasattr(whole, "seen"):
+        assert resumed.seen == whole.seen[step * whole.args.gradient_accumulation_steps :]
+    assert mixtures(resumed) == mixtures(whole)
+    assert same_parameters(resumed, whole)
+    if states:
+        assert again.state() == callback.state()
+    if log:
+        assert lasting(resumed.state.log_history) == lasting(whole.state.log_history)
+    return whole, callback
 
 
 def mixtures(trainer):

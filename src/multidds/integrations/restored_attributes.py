@@ -1,7 +1,7 @@
-"""What code keeps in the attributes of objects while a probe runs it, put back afterwards.
+"""Attributes of objects, restored after a probe has run code that counts, collects or replaces them.
 
-Counters, lists, metrics: of a Lightning module in its `training_step`, or of a trainer that counts tokens in its loss.
-Parameters, buffers and flags of a model are the prober's (`probing`), and so are random states.
+Examples are the metrics of a Lightning module and the token counts of a trainer. Parameters, buffers, flags and random
+states are restored by the prober (`probes/prober.py`).
 """
 
 import copy
@@ -12,59 +12,62 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, flags: the prober's
+_INTERNALS = frozenset(vars(nn.Module()))  # parameters, buffers, submodules, hooks, flags: restored by the prober
 _CONTAINERS = (list, dict, set, deque)
 
 
 @contextmanager
-def attributes_put_back(objects: Iterable[object], leave: Collection[str] = ()) -> Iterator[None]:
-    """Attributes of these objects that are set, added, removed or changed in place meanwhile are as before afterwards.
+def restored_attributes(objects: Iterable[object], leave: Collection[str] = ()) -> Iterator[None]:
+    """Restores, at the end of the block, attributes that were set, added, removed or changed in place.
 
-    In place: tensors, and lists, dicts, sets and deques, three of them deep. What an object of another class keeps in
-    attributes of its own is put back if that object is given, too, as by `module.modules()`. `leave`: names of
-    attributes that are left alone.
+    objects: whose attributes are restored. An attribute that is itself an object of another class is not looked into;
+        give it too, as `module.modules()` does.
+    leave: names of attributes that keep what happens to them.
+
+    Changes in place are undone in tensors, and in lists, dicts, sets and deques up to three levels deep.
     """
-    kept = []
+    saved = []
     for owner in objects:
-        others = _INTERNALS.union(leave) if isinstance(owner, nn.Module) else frozenset(leave)
+        left = _INTERNALS.union(leave) if isinstance(owner, nn.Module) else frozenset(leave)
         attributes = vars(owner)
-        values = {key: _kept(value) for key, value in attributes.items() if key not in others}
-        kept.append((attributes, others, values))
+        contents = {key: (value, _content(value)) for key, value in attributes.items() if key not in left}
+        saved.append((attributes, left, contents))
     try:
         yield
     finally:
-        for attributes, others, values in kept:
-            for key in attributes.keys() - values.keys() - others:
+        for attributes, left, contents in saved:
+            for key in attributes.keys() - contents.keys() - left:
                 del attributes[key]
-            for key, (value, content) in values.items():
-                _put_back(value, content)
+            for key, (value, content) in contents.items():
+                _restore(value, content)
                 attributes[key] = value
 
 
-def _kept(value: Any, depth: int = 3) -> tuple[Any, Any]:
-    """(the object, what is in it). The object itself stays: metrics share theirs.
+def _content(value: Any, depth: int = 3) -> Any:
+    """Returns what is in a tensor or a container, as `_restore` takes it; None for other objects.
 
-    Three containers deep, as in {"train": {"loss": []}}; tensors that a list has collected are not copied.
+    The object itself stays the same one, since metrics share theirs. Tensors that a list has collected are not copied.
     """
     if isinstance(value, Tensor):
-        return value, None if value.is_inference() else (value._version, value.detach().clone())
+        return None if value.is_inference() else (value._version, value.detach().clone())
     if depth == 0 or not isinstance(value, _CONTAINERS):
-        return value, None
-    inside = value.values() if isinstance(value, dict) else value
+        return None
+    items = value.values() if isinstance(value, dict) else value
     kinds = (*_CONTAINERS, Tensor) if isinstance(value, dict) else _CONTAINERS
-    return value, (copy.copy(value), [_kept(item, depth - 1) for item in inside if isinstance(item, kinds)])
+    return copy.copy(value), [(item, _content(item, depth - 1)) for item in items if isinstance(item, kinds)]
 
 
-def _put_back(value: Any, content: Any) -> None:
+def _restore(value: Any, content: Any) -> None:
     if content is None:
         return
     if isinstance(value, Tensor):
-        if value._version != content[0]:  # written in place
-            value.data.copy_(content[1])
+        version, data = content
+        if value._version != version:  # it was written in place
+            value.data.copy_(data)
         return
     items, inside = content
     for item, its_content in inside:
-        _put_back(item, its_content)
+        _restore(item, its_content)
     value.clear()
     if isinstance(value, (list, deque)):
         value.extend(items)

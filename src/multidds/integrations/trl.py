@@ -1,58 +1,79 @@
-"""Balancing inside the trainers of TRL: `balance(trainer, train_sets)` after `SFTTrainer(...)` or `DPOTrainer(...)`.
+"""Balancing inside the trainers of TRL: one line after `SFTTrainer(...)`, `DPOTrainer(...)` or `RewardTrainer(...)`.
 
-TRL prepares its training data when a trainer is made, and takes one dataset. Here every dataset goes through that
-preparation, and the whole becomes a `MixedDataset` with a `BalanceCallback` (`huggingface`), which do all the rest.
+TRL prepares its training data when a trainer is constructed, and takes one dataset. `balance` prepares every dataset in
+the same way, and combines them by the `MixedDataset` and the `BalanceCallback` of the Hugging Face Trainer.
+
+>>> from multidds.integrations.trl import balance
+
+>>> trainer = SFTTrainer(model, args, train_dataset=train_sets["code"], eval_dataset=dev_sets)  # doctest: +SKIP
+>>> balance(trainer, train_sets)  # doctest: +SKIP
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import trl
 from trl import DPOTrainer, RewardTrainer, SFTTrainer
 
 from .._base.checks import Refusal, listed, refuse
-from ..mixture.mixture import Mixture
+from ..balancer import Budget
+from ..mixture import Limits, Mixture
+from ..probes import Probes
+from ..probes.prober import Loss
+from ..rewards import Reward, StabilizedCosine
+from ..rewards.priorities import Priority
+from ..rules import Anchored, Rule
 from ..sampling import is_stream
 from .huggingface import BalanceCallback, MixedDataset
-from .options import takes_options_of
 
 _OWNER = "balance"
 _KINDS = (SFTTrainer, DPOTrainer, RewardTrainer)
+_PREPARE_ARGUMENTS = {"dataset", "processing_class", "args", "dataset_name", "packing", "formatting_func"}
 
 
-@takes_options_of(BalanceCallback, provided=("trainer", "dev", "seed"))
 def balance(
     trainer: Any,
     train_sets: Mapping[str, Any],
     mixture: Mixture | None = None,
     dev: Mapping[str, Any] | Iterable[str] | None = None,
     seed: int = 0,
-    **options: Any,
+    *,
+    every: int | Budget = Budget(),
+    batch_size: int | None = None,
+    loss: Loss | None = None,
+    inexact_resume: bool = False,
+    reward: Reward = StabilizedCosine(),
+    rule: Rule = Anchored(),
+    priority: Priority = "regular",
+    limits: Limits = Limits(),
+    groups: Mapping[str, str] | None = None,
+    probes: Probes = Probes(),
 ) -> BalanceCallback:
-    """Train on several datasets and learn their mixture: call it once, after constructing the trainer.
+    """Trains on several datasets and learns their mixture: call it once, after constructing the trainer.
 
     trainer: an SFTTrainer, DPOTrainer or RewardTrainer, constructed with any of the datasets as its `train_dataset`.
     train_sets: {name: dataset}, as TRL takes them; each is prepared as the trainer prepared its own (chat template,
         tokens, completion mask, truncation, packing, reference log probabilities).
-    mixture: what to begin with; None: in proportion to the sizes after preparation.
-    dev: by default the trainer's `eval_dataset`, a dict; or a list of some of its names, or a dict of other dev sets,
-        which are prepared as well.
-    seed: for the draws, and for everything random in probes.
+    mixture: the mixture to begin with. Default None: in proportion to the sizes after preparation.
+    dev: the dev sets: a dict, whose datasets are prepared as well, or a list of names in the trainer's `eval_dataset`.
+        Default None: all of `eval_dataset`.
+    seed: for the draws, and for everything random in probes. Default 0.
+    every, batch_size, loss, inexact_resume, reward, rule, priority, limits, groups, probes: as in `BalanceCallback`.
 
-    Returns the callback that was added to the trainer; `callback.balancer` is its balancer. Afterwards the trainer's
-    `train_dataset` is a `MixedDataset`; with packing, its examples are packed rows.
+    Returns the callback that was added to the trainer. Afterwards the trainer's `train_dataset` is a `MixedDataset`;
+    with packing, its examples are packed rows.
     """
     _check(trainer, train_sets)
     prepared = {name: _prepared(trainer, d, name, "train") for name, d in train_sets.items()}
     if isinstance(dev, Mapping):
         dev = {name: _prepared(trainer, d, name, "eval") for name, d in dev.items()}
-    if mixture is None:
-        sized = not any(map(is_stream, prepared.values()))
-        mixture = Mixture.proportional({n: len(d) for n, d in prepared.items()}) if sized else Mixture.uniform(prepared)
+    mixture = mixture or _proportional(prepared)
     before, trainer.train_dataset = trainer.train_dataset, MixedDataset(prepared, mixture, seed)
+    options: dict[str, Any] = {"reward": reward, "rule": rule, "priority": priority, "limits": limits}
+    options |= {"groups": groups, "probes": probes, "seed": seed}
     try:
-        callback = BalanceCallback(trainer, dev=dev, seed=seed, **options)
+        callback = BalanceCallback(trainer, every, dev, batch_size, loss, inexact_resume, **options)
     except Exception:
         trainer.train_dataset = before
         raise
@@ -61,7 +82,7 @@ def balance(
 
 
 def _prepared(trainer: Any, dataset: Any, name: str, role: str) -> Any:
-    """What the trainer, with its arguments, makes of a dataset to train on or to evaluate. role: train or eval."""
+    """Returns a dataset as the trainer, with its arguments, prepares it. role: train or eval."""
     args = trainer.args
     if not getattr(trainer, "_skip_prepare_dataset", False):
         packing = getattr(args, "packing", False)
@@ -77,63 +98,55 @@ def _prepared(trainer: Any, dataset: Any, name: str, role: str) -> Any:
     return dataset
 
 
+def _proportional(datasets: Mapping[str, Any]) -> Mixture:
+    """Returns the mixture in proportion to sizes; a uniform one if there are streams, whose sizes are unknown."""
+    if any(map(is_stream, datasets.values())):
+        return Mixture.uniform(list(datasets))
+    return Mixture.proportional({name: len(dataset) for name, dataset in datasets.items()})
+
+
 def _check(trainer: Any, train_sets: Any) -> None:
     names = ", ".join(kind.__name__ for kind in _KINDS)
-    not_trl = f"the first argument must be one of TRL's {names}, got {type(trainer).__name__}."
+    not_trl = f"trainer must be one of TRL's {names}, got {type(trainer).__name__}."
     no_dict = f"train_sets must be {{name: dataset}}, got {type(train_sets).__name__}."
     kinds = [(not isinstance(trainer, _KINDS), not_trl), (not isinstance(train_sets, Mapping), no_dict)]
     refuse(_OWNER, kinds, TypeError)
+    refuse(_OWNER, _of_trainer(trainer))
+    refuse(_OWNER, _of_data(trainer, train_sets))
+
+
+def _of_trainer(trainer: Any) -> Iterator[Refusal]:
+    again = isinstance(trainer.train_dataset, MixedDataset)
+    yield again, "it was called for this trainer before; construct a new trainer."
     begun = trainer.state.global_step
-    rows = [
-        (not train_sets, "train_sets is empty."),
-        (isinstance(trainer.train_dataset, MixedDataset), "it was called for this trainer before; make a new trainer."),
-        (begun, f"the trainer has made {begun} steps already. Call it between the trainer's making and train()."),
-    ]
-    refuse(_OWNER, rows)
-    refuse(_OWNER, _of_this_version(trainer))
-    refuse(_OWNER, [*_of_formats(trainer, train_sets), *_of_streams(trainer, train_sets)])
-
-
-def _of_this_version(trainer: Any) -> Iterable[Refusal]:
-    """What is used of TRL beside its public names. Where another version does it otherwise, it is said at once."""
-    advice = f"This is TRL {trl.__version__}; 1.16 is known to work."
+    yield begun, f"the trainer has made {begun} steps already; call balance before train()."
+    # Methods of TRL that are not public: another version may have others.
+    version = f"This is TRL {trl.__version__}; 1.16 is known to work."
     prepare = getattr(trainer, "_prepare_dataset", None)
-    yield prepare is None, f"{type(trainer).__name__} has no method _prepare_dataset. {advice}"
-    known = {"dataset", "processing_class", "args", "dataset_name", "packing", "formatting_func"}
-    others = [key for key in inspect.signature(prepare).parameters if key not in known]  # type: ignore[arg-type]
-    yield (
-        others,
-        f"_prepare_dataset of {type(trainer).__name__} wants {listed(others)}, which is unknown here. {advice}",
-    )
-    yield (
-        getattr(trainer.args, "precompute_ref_log_probs", False) and not hasattr(trainer, "_precompute_ref_logps"),
-        f"precompute_ref_log_probs=True needs the method _precompute_ref_logps. {advice} Or set it to False.",
-    )
+    yield prepare is None, f"{type(trainer).__name__} has no method _prepare_dataset. {version}"
+    unknown = inspect.signature(prepare).parameters.keys() - _PREPARE_ARGUMENTS  # type: ignore[arg-type]
+    yield unknown, f"_prepare_dataset has unknown arguments: {listed(sorted(unknown))}. {version}"
+    ahead = getattr(trainer.args, "precompute_ref_log_probs", False)
+    missing = ahead and not hasattr(trainer, "_precompute_ref_logps")
+    yield missing, f"precompute_ref_log_probs=True needs the method _precompute_ref_logps. {version}"
 
 
-def _of_formats(trainer: Any, train_sets: Mapping[str, Any]) -> Iterable[Refusal]:
-    """What a trainer decides by its one dataset must be right for all."""
+def _of_data(trainer: Any, train_sets: Mapping[str, Any]) -> Iterator[Refusal]:
+    """A trainer takes some decisions by its one dataset; they must be right for all."""
+    yield not train_sets, "train_sets is empty."
+    streams = [name for name, d in train_sets.items() if is_stream(d)]
+    other = streams and not is_stream(trainer.train_dataset)
+    yield other, f"train_sets has streams ({listed(streams)}); construct the trainer with one of them."
     examples: dict[str, Any] = {name: next(iter(d), {}) for name, d in train_sets.items()}
     pictures = [name for name, example in examples.items() if {"image", "images"} & example.keys()]
-    yield (
-        pictures or getattr(trainer, "_is_vision_dataset", False),
-        f"datasets with images are not supported: {listed(pictures or train_sets)}.",
-    )
-    if not hasattr(trainer, "completion_only_loss") or trainer.args.completion_only_loss is not None:
+    with_images = pictures or getattr(trainer, "_is_vision_dataset", False)
+    yield with_images, f"datasets with images are not supported: {listed(pictures or train_sets)}."
+    if getattr(trainer.args, "completion_only_loss", False) is not None:
         return
     decided = trainer.completion_only_loss
     unlike = [name for name, example in examples.items() if ({"prompt", "completion"} <= example.keys()) != decided]
     yield (
-        unlike and any("input_ids" not in examples[name] for name in unlike),
-        f"some datasets have prompts and completions, others ({listed(unlike)}) are not like the one that the trainer "
-        "was made with, which would decide for all. Set completion_only_loss=True or False in SFTConfig.",
-    )
-
-
-def _of_streams(trainer: Any, train_sets: Mapping[str, Any]) -> Iterable[Refusal]:
-    streams = [name for name, d in train_sets.items() if is_stream(d)]
-    yield (
-        streams and not is_stream(trainer.train_dataset),
-        f"some datasets are streams ({listed(streams)}), but the trainer was made with one that is not. Make it with "
-        "one of the streams: it reads them otherwise.",
+        any("input_ids" not in examples[name] for name in unlike),
+        f"{listed(unlike)} and the trainer's dataset are not both of prompts and completions; set completion_only_loss "
+        "to True or False in SFTConfig.",
     )

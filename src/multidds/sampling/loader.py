@@ -22,6 +22,8 @@ _OURS = ("sampler", "batch_sampler", "shuffle", "drop_last", "generator")  # opt
 class MixedLoader:
     """The loader that `mixed_loader` returns: endless batches, cut into epochs; it keeps its position between them.
 
+    train_sets, mixture, batch_size, seed, options: as `mixed_loader` takes them.
+
     It is not a DataLoader but has one, so that Lightning leaves the sampler alone whatever `use_distributed_sampler`
     is. Its length is known, so that Lightning reads nothing ahead. Workers do, `num_workers * prefetch_factor`
     batches, and one iterator serves all epochs: nothing that was drawn is lost.

@@ -112,7 +112,7 @@ class MixedDataset(Dataset[Any]):
         self._consumed.skip_to(self.position + count)
 
     def mixture_changed(self, effective_from: int) -> None:
-        """Lets the mixture take effect from this position on, if it has moved since the last call. For callbacks."""
+        """Lets the mixture, if it has moved, take effect from the position `effective_from` on. For callbacks."""
         if self._consumed.use(self.mixture, effective_from):
             self._used = self._later_mixtures.add(effective_from, self.mixture.probabilities)
 

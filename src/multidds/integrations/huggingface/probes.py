@@ -1,4 +1,4 @@
-"""What probes take from a Trainer: its dev sets, its collator over examples or streams, and its loss."""
+"""Parts of a Trainer that probes use: its dev sets, its collator over examples or streams, and its loss."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,30 +12,32 @@ from transformers.trainer_utils import RemoveColumnsCollator
 from ..._base.checks import listed, refuse
 from ...probes.prober import Loss
 from ...sampling import StreamReader, batches_of, is_stream
-from ..restored_attributes import attributes_put_back
+from ..restored_attributes import restored_attributes
 from .refusals import OWNER, check_json
 
 _MODELS = ("model", "model_wrapped", "ref_model")  # attributes of Trainers
 
 
 def dev_sets(trainer: Trainer, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
-    if isinstance(dev, Mapping):
-        return dict(dev)
-    given = trainer.eval_dataset
-    what = "there is none" if given is None else f"it is a {type(given).__name__}"
+    """Returns {name: dev set}. dev: as `BalanceCallback` takes it."""
+    given = dev if isinstance(dev, Mapping) else trainer.eval_dataset
     no_dict = (
-        f"the Trainer's eval_dataset must be {{name: dev set}}, but {what}. "
-        "Give it as a dict, or give dev={name: dev set}."
+        f"eval_dataset must be {{name: dev set}}, got {type(given).__name__}; give the Trainer a dict, or the callback "
+        "dev={name: dev set}."
     )
-    refuse(OWNER, [(not isinstance(given, dict), no_dict)], TypeError)
+    refuse(OWNER, [(not isinstance(given, Mapping), no_dict)], TypeError)
     names = [dev] if isinstance(dev, str) else list(given if dev is None else dev)
     missing = [name for name in names if name not in given]
-    refuse(OWNER, [(missing, f"the dev sets {listed(missing)} are missing from eval_dataset; it has {listed(given)}.")])
+    rows = [
+        (not names, "dev is empty; there must be at least one dev set."),
+        (missing, f"dev {listed(missing)} is not in eval_dataset, which has {listed(given)}."),
+    ]
+    refuse(OWNER, rows)
     return {name: given[name] for name in names}
 
 
 def sources(sets: Mapping[str, Any], batch_size: int, collate: Callable[[list[Any]], Any]) -> dict[str, Any]:
-    """Probe batches of datasets and streams, by the Trainer's collator."""
+    """Returns {name: source of probe batches} of datasets and streams, by the Trainer's collator."""
     collate = _without_generator(collate)
     return {
         name: _StreamBatches(name, d, batch_size, collate) if is_stream(d) else batches_of(d, batch_size, collate)
@@ -47,7 +49,8 @@ class _StreamBatches:
     """Probe batches of a stream, by a reader of its own."""
 
     def __init__(self, name: str, stream: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
-        self._name, self._stream = name, StreamReader(name, stream)
+        self._name = name
+        self._stream = StreamReader(name, stream)
         self._batch_size, self._collate = batch_size, collate
 
     def __iter__(self) -> Iterator[Any]:
@@ -58,7 +61,7 @@ class _StreamBatches:
 
     def state_dict(self) -> dict[str, Any]:
         place = self._stream.state_dict()
-        check_json({self._name: place})
+        check_json(self._name, place)
         return place
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -66,7 +69,7 @@ class _StreamBatches:
 
 
 def loss_of(reference: Callable[[], Any], own: Loss | None) -> Loss:
-    """The loss of a batch that is first put where the model is, as in a training step."""
+    """Returns the loss of probes: `own`, or the Trainer's, of a batch that is moved to the model's device first."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         trainer = reference()
@@ -83,35 +86,27 @@ def loss_of(reference: Callable[[], Any], own: Loss | None) -> Loss:
 
 @contextmanager
 def without_logging(trainer: Any) -> Iterator[None]:
-    """What a Trainer counts, collects or logs meanwhile, in attributes of its own or of its metrics, is forgotten."""
-    with attributes_put_back([trainer, *_modules_of(trainer)], leave=("train_dataset", "eval_dataset")):
-        trainer.log = _silent
+    """Drops what a Trainer logs, and restores what it counts or collects in attributes, its own or of its modules."""
+    with restored_attributes([trainer, *_modules_of(trainer)], leave=("train_dataset", "eval_dataset")):
+        trainer.log = lambda *args, **kwargs: None
         yield
 
 
 def _modules_of(trainer: Any) -> Iterator[nn.Module]:
-    """Modules that it keeps beside the model, such as losses and metrics; whole models are the prober's or nobody's."""
-    values = [value for key, value in vars(trainer).items() if key not in _MODELS]
-    pending = [*values, *(inner for value in values if type(value) in (dict, list) for inner in _values(value))]
-    seen = {id(getattr(trainer, key, None)) for key in _MODELS}
-    while pending:
-        module = pending.pop()
-        if isinstance(module, nn.Module) and id(module) not in seen:
-            seen.add(id(module))
-            yield module
-            pending.extend(module.children())
-
-
-def _values(container: dict[Any, Any] | list[Any]) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container
-
-
-def _silent(*args: Any, **kwargs: Any) -> None: ...
+    """Yields the modules that a Trainer keeps beside its models, such as losses and metrics."""
+    seen: set[Any] = {getattr(trainer, key, None) for key in _MODELS}
+    for value in list(vars(trainer).values()):
+        inner = value.values() if type(value) is dict else value if type(value) is list else [value]
+        for module in inner:
+            if isinstance(module, nn.Module):
+                yield from (part for _, part in module.named_modules(seen))
 
 
 def _without_generator(collate: Any) -> Any:
-    """The collator for probes. One with a generator of its own, as `DataCollatorForLanguageModeling(seed=...)`, would
-    be moved on by them, and training would see other masks; the global ones are seeded for every probe batch.
+    """Returns the collator for probes, without a generator of its own.
+
+    `DataCollatorForLanguageModeling(seed=...)` has one, which probes would advance: training would get other masks.
+    The global generators are seeded for every probe batch.
     """
     if isinstance(collate, RemoveColumnsCollator):
         twin = copy.copy(collate)
@@ -125,9 +120,9 @@ def _without_generator(collate: Any) -> Any:
 
 
 def _items(trainer: Any, inputs: Any) -> Tensor | None:
-    """The labels of a batch, counted where the Trainer counts those of a step, for losses that divide by them.
+    """Returns the number of labels of a batch, for losses that divide by those of the step; None: for no such loss.
 
-    Not by the Trainer's own method, which asks all processes: here each batch has a mean of its own.
+    The Trainer's own method would sum over all processes, but here each batch has a mean of its own.
     """
     counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if not (counted and isinstance(inputs, Mapping) and isinstance(inputs.get("labels"), Tensor)):

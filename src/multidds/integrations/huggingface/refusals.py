@@ -1,238 +1,139 @@
-"""What the callback refuses, with what to change: tables of (condition, sentence).
+"""Refusals of the callback: tables of (condition, sentence that says what to change).
 
-Under any of these settings the method would be wrong without a word, or a resumed training another one.
+Under these settings the mixture would be wrong without a message, or a resumed training would differ.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
-from ..._base.checks import Refusal, first_violation, listed, refuse
+from ..._base.checks import Refusal, first_violation, refuse
+from ...rewards import Reward
 from ...sampling import MixedDataset, is_stateful, is_stream
+from ..balancer_arguments import averages_gradients
 
 OWNER = "BalanceCallback"
 
 
-def check_trainer(trainer: Any, kind: type, allowed: int = 0) -> None:
-    """kind: of the callback, of which the Trainer may have as many as are allowed."""
-    is_none = (not isinstance(trainer, Trainer), f"the first argument must be the Trainer, got {_kind(trainer)}.")
-    refuse(OWNER, [is_none], TypeError)
-    data = trainer.train_dataset
-    other_data = f"the Trainer's train_dataset must be a MixedDataset, got {_kind(data)}."
-    refuse(OWNER, [(not isinstance(data, MixedDataset), other_data)], TypeError)
+def check_kinds(trainer: Any) -> None:
+    def rows() -> Iterator[Refusal]:
+        yield not isinstance(trainer, Trainer), f"trainer must be a Trainer, got {type(trainer).__name__}."
+        data = trainer.train_dataset
+        yield not isinstance(data, MixedDataset), f"train_dataset must be a MixedDataset, got {type(data).__name__}."
+
+    refuse(OWNER, rows(), TypeError)
+
+
+def check_trainer(trainer: Any, kind: type, allowed: int) -> None:
+    """kind: the class of the callback. allowed: how many of it the Trainer may have."""
     there = sum(isinstance(callback, kind) for callback in trainer.callback_handler.callbacks)
-    twice = (there > allowed, "the Trainer has one already; remove it with trainer.remove_callback.")
-    refuse(OWNER, [twice])
-    check_model(trainer)
-    check_arguments(trainer.args)
-    refuse(OWNER, _of_shards(trainer))
+    refuse(OWNER, [(there > allowed, "the Trainer has one already; remove it with trainer.remove_callback.")])
+    refuse(OWNER, _of_model(trainer))
+    refuse(OWNER, _of_arguments(trainer.args))
 
 
-def check_model(trainer: Any) -> None:
+def _of_model(trainer: Any) -> Iterator[Refusal]:
     args = trainer.args
-    split = (
-        "models that are split over processes ({}) are not supported. Train with whole replicas (torchrun without it), "
-        "with fsdp=True in TrainingArguments, which is FSDP2, or on a mixture that was learned before: Replay."
-    )
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    first = trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2
+    fsdp1 = trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2
+    used = {
+        "FSDP1": fsdp1 or (args.fsdp and not trainer.is_fsdp_enabled),
+        "DeepSpeed": trainer.is_deepspeed_enabled or args.deepspeed,
+        "parallelism_config": args.parallelism_config is not None,
+        "tensor parallelism": (getattr(trainer.model, "tp_size", None) or 1) > 1,
+        "torch.nn.DataParallel": args.n_gpu > 1,
+    }
+    for name, is_used in used.items():
+        instead = "whole replicas (torchrun), FSDP2 (fsdp=True), or a mixture that was learned before (Replay)"
+        yield is_used, f"{name} is not supported; use {instead}."
+
+
+def _of_arguments(args: Any) -> Iterator[Refusal]:
+    strategy = args.train_sampling_strategy
+    reordered = strategy not in ("random", "sequential")
+    yield reordered, f"train_sampling_strategy={strategy!r} would reorder the draws; set it to 'sequential'."
+    in_order = getattr(args, "dataloader_in_order", True)  # not in all versions
+    yield not in_order, "with dataloader_in_order=False draws depend on timing; set it to True."
+    wrong_if_true = {
+        "auto_find_batch_size": (args, "change the draws"),
+        "split_batches": (args.accelerator_config, "divide the draws otherwise"),
+        "restore_callback_states_from_checkpoint": (args, "construct callbacks without their Trainer"),
+    }
+    for name, (owner, effect) in wrong_if_true.items():
+        yield getattr(owner, name), f"{name}=True would {effect}; set it to False."
+
+
+def check_shards(datasets: Mapping[str, Any], workers: int) -> None:
+    """Workers without a shard of their own would read the same examples, or none."""
+    shards = {name: getattr(dataset, "num_shards", None) for name, dataset in datasets.items() if is_stream(dataset)}
+    what = f"dataloader_num_workers={workers} is too many for the stream"
     rows = [
-        (first or (args.fsdp and not trainer.is_fsdp_enabled), split.format("FSDP1 or XLA's FSDP")),
-        (trainer.is_deepspeed_enabled or args.deepspeed, split.format("DeepSpeed")),
-        (args.parallelism_config is not None, split.format("parallelism_config")),
-        ((getattr(trainer.model, "tp_size", None) or 1) > 1, split.format("tensor parallelism")),
-        (args.n_gpu > 1, "torch.nn.DataParallel is not supported; start one process per GPU: torchrun."),
+        (workers > max(1, count or 0), f"{what} {name!r}, with num_shards={count}.") for name, count in shards.items()
     ]
     refuse(OWNER, rows)
 
 
-def check_arguments(args: TrainingArguments) -> None:
-    rows = [
-        (
-            args.auto_find_batch_size,
-            "auto_find_batch_size would change the batch size, and with it the draws. "
-            "Set it to False and per_device_train_batch_size to what fits.",
-        ),
-        (
-            args.train_sampling_strategy not in ("random", "sequential"),
-            f"train_sampling_strategy={args.train_sampling_strategy!r} would reorder the draws of the mixture. "
-            "Set it to 'sequential'.",
-        ),
-        (
-            args.accelerator_config.split_batches,
-            "split_batches=True in accelerator_config is not supported; set it to False.",
-        ),
-        (
-            not getattr(args, "dataloader_in_order", True),
-            "with dataloader_in_order=False draws depend on timing; set it to True.",
-        ),
-        (
-            args.restore_callback_states_from_checkpoint,
-            "restore_callback_states_from_checkpoint=True would make callbacks without their Trainer. "
-            "Set it to False; the mixture is restored anyway.",
-        ),
-    ]
-    refuse(OWNER, rows)
-
-
-def _of_shards(trainer: Any) -> Iterator[Refusal]:
-    workers = trainer.args.dataloader_num_workers
-    for name, stream in _streams(trainer.train_dataset.datasets):
-        shards = getattr(stream, "num_shards", None)
-        has = "does not say how many shards it has (num_shards)" if shards is None else f"has num_shards={shards}"
-        yield (
-            workers > max(1, shards or 0),
-            f"{workers} workers cannot share the stream {name!r}, which {has}: some would read the same examples or "
-            f"none. Set dataloader_num_workers to at most {shards or 1}, or split it further.",
-        )
-
-
-NO_DIRECTION = (
-    "the average of what the dev sets want, which batches that mix datasets need, does not fit into the Trainer's JSON "
-    "state. Leave out losses, which takes gradients of single datasets instead."
-)
-
-
-def check_saving(args: TrainingArguments, reward: object) -> None:
-    too_large = (
-        "reward 'moving-average' keeps gradients, which do not fit into the Trainer's JSON state. "
-        "Choose another reward, or set save_strategy='no' in TrainingArguments."
-    )
-    refuse(OWNER, [(reward == "moving-average" and args.save_strategy != "no", too_large)])
-
-
-def check_as_constructed(same_dataset: bool, same_step: bool) -> None:
-    rows = [
-        (
-            not same_dataset,
-            "the Trainer's train_dataset is another one than at its construction. Set the dataset first, then make a "
-            "new callback.",
-        ),
-        (
-            not same_step,
-            "the batch size, gradient_accumulation_steps or number of processes changed since its construction. Make "
-            "the Trainer with its final arguments, then a new callback.",
-        ),
-    ]
-    refuse(OWNER, rows)
-
-
-def check_loader(loader: Any, dataset: MixedDataset, batch: int) -> None:
-    """With one that reads otherwise than the arguments say, the lag and the place to resume at would be wrong.
-
-    batch: examples of a batch, over all processes.
-    """
-    its_own = hasattr(loader, "set_epoch") and (is_stream(dataset) or len(loader) * batch == len(dataset))  # type: ignore[arg-type]
+def check_loader(its_own: bool) -> None:
+    """its_own: whether the loader reads what the callback counts; otherwise the lag and the place would be wrong."""
     other = (
-        "the loader of get_train_dataloader does not read as the Trainer's own, with its batch size and epochs. "
-        "Do not override the method: a MixedDataset does the drawing."
+        "the loader does not read the train_dataset as the Trainer's arguments said when the callback was constructed. "
+        "Construct it after all of them are final, and do not override get_train_dataloader."
     )
     refuse(OWNER, [(not its_own, other)])
 
 
-def check_columns(datasets: Mapping[str, Any], kept: list[str]) -> None:
+def check_resuming(saved: Mapping[str, Any], args: Any, steps: int, step: int) -> None:
+    """saved: the state in the checkpoint. steps: optimizer steps before it. step: draws of one step now."""
+
     def rows() -> Iterator[Refusal]:
-        for name, part in datasets.items():
-            # By an example: a format or a transform may hide or make columns.
-            example = dict.fromkeys(getattr(part, "column_names", None) or []) if is_stream(part) else part[0]
-            removed = [column for column in example if column not in kept] if isinstance(example, dict) else []
-            yield (
-                removed,
-                f"the Trainer would remove {listed(removed)} from the examples of {name!r} before the loss sees them. "
-                "Set remove_unused_columns=False in TrainingArguments, or remove them from the data.",
-            )
+        yield not saved, "the checkpoint was written without a BalanceCallback, so it has no mixture to continue with."
+        yield args.ignore_data_skip, "ignore_data_skip=True would count positions anew; set it to False."
+        changed = "the batch size, gradient_accumulation_steps or the number of processes has changed"
+        was = saved["position"]
+        yield (
+            was != steps * step,
+            f"{changed}: after {steps} steps it is at draw {was}, but now a step has {step} draws.",
+        )
 
     refuse(OWNER, rows())
 
 
-def check_checkpoint(saved: object, args: TrainingArguments) -> None:
-    rows = [
-        (
-            saved is None,
-            "the checkpoint was written without a BalanceCallback, so it has no mixture to go on with. "
-            "Load its model and start a new training, or go on without the callback.",
-        ),
-        (
-            args.ignore_data_skip,
-            "with ignore_data_skip=True the Trainer would count positions from the start of the epoch again. "
-            "Set it to False: what is skipped is not read.",
-        ),
-    ]
-    refuse(OWNER, rows)
+def check_exact(inexact: str | None) -> None:
+    sentence = f"this training cannot be resumed exactly: {inexact} inexact_resume=True continues inexactly."
+    refuse(OWNER, [(inexact, sentence)])
 
 
-def check_resuming(inexact: str | None, position: int, steps: int, step: int) -> None:
-    """inexact: why it would not be exact; position: examples before the checkpoint; steps: steps before it, of `step`
-    examples each.
-    """
-    rows = [
-        (inexact, f"this training cannot be resumed exactly: {inexact} Or set inexact_resume."),
-        (
-            position != steps * step,
-            f"after {steps} steps the checkpoint is at example {position}, but now a step has {step}. Resume with the "
-            "same batch size, gradient_accumulation_steps and number of processes.",
-        ),
-    ]
-    refuse(OWNER, rows)
+def check_json(name: str, place: Any) -> None:
+    """JSON would turn other keys into strings without a message, and raise an error that names no stream."""
+    try:
+        survives = json.loads(json.dumps(place)) == place
+    except TypeError:
+        survives = False
+    refuse(OWNER, [(not survives, f"the state of the stream {name!r} does not survive JSON: {place!r}.")])
 
 
-def check_json(places: Mapping[str, Any]) -> None:
-    """JSON would turn other keys into strings without a word, and a tensor into an error that names no stream."""
-    rows = (
-        (
-            True,
-            f"the state_dict of the stream {name!r} does not fit into the Trainer's JSON state: it holds {value!r}. "
-            "Make it of numbers, strings, lists and dicts with string keys.",
-        )
-        for name, place in places.items()
-        for value in _not_json(place)
-    )
-    refuse(OWNER, rows)
-
-
-def _not_json(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _not_json(item)
-    elif not (value is None or isinstance(value, (str, int, float))):
-        yield value
-
-
-def why_inexact(trainer: Any, dev: Mapping[str, Any]) -> str | None:
-    """Why a resumed training would not be the uninterrupted one, and what to change; None: it is."""
+def why_inexact(mixed: Any, workers: int, dev: Mapping[str, Any], reward: Reward) -> str | None:
+    """Returns why a resumed training would differ from the uninterrupted one, and what to change; None: it is equal."""
 
     def rows() -> Iterator[Refusal]:
-        yield (
-            is_stream(trainer.train_dataset) and trainer.args.dataloader_num_workers,
-            "the workers' places in the streams are not saved. Set dataloader_num_workers=0.",
-        )
-        for name, stream in [*_streams(trainer.train_dataset.datasets), *_streams(dev)]:
-            yield (
-                not is_stateful(stream),
-                f"the stream {name!r} has no state_dict and load_state_dict. Give it both, or a map-style dataset.",
-            )
-            yield (
-                _has_shuffle_buffer(getattr(stream, "_ex_iterable", None)),
-                f"the shuffle buffer of {name!r} is not in its state. Shuffle before streaming, without a buffer.",
-            )
+        kind = type(reward).__name__
+        yield averages_gradients(reward), f"{kind} averages gradients, which do not fit into the Trainer's JSON state."
+        read_by_workers = is_stream(mixed) and workers
+        yield read_by_workers, "the workers' places in the streams are not saved; set dataloader_num_workers=0."
+        for name, stream in [*mixed.datasets.items(), *dev.items()]:
+            no_state = is_stream(stream) and not is_stateful(stream)
+            yield no_state, f"the stream {name!r} has no state_dict and load_state_dict."
+            buffered = _has_shuffle_buffer(getattr(stream, "_ex_iterable", None))
+            yield buffered, f"the shuffle buffer of {name!r} is not in its state; shuffle before streaming."
 
     return first_violation(rows())
 
 
 def _has_shuffle_buffer(part: Any) -> bool:
-    """`datasets` loses the examples in a shuffle buffer, as it says; only the parts of a stream show one."""
+    """Returns whether a stream of `datasets` has a shuffle buffer, which its state leaves out."""
     if part is None:
         return False
     inner = [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", [])]
     return type(part).__name__ == "BufferShuffledExamplesIterable" or any(map(_has_shuffle_buffer, inner))
-
-
-def _streams(datasets: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    return [(name, dataset) for name, dataset in datasets.items() if is_stream(dataset)]
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

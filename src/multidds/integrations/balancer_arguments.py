@@ -1,0 +1,26 @@
+"""Arguments of `Balancer` that callbacks take, checked before their training begins."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..balancer.arguments import check_groups, check_settings
+from ..mixture import Limits, Mixture
+from ..rewards import Reward, priorities
+
+
+def check_balancer_arguments(mixture: Mixture, dev: Iterable[str], loss: object, arguments: dict[str, Any]) -> None:
+    """Raises the errors of `Balancer`, as far as they do not depend on the model, the data and the length of training.
+
+    dev: names of the dev sets. loss: None: the trainer's. arguments: of `Balancer`, from `every` on.
+    """
+    every, reward, rule, seed = (arguments[name] for name in ("every", "reward", "rule", "seed"))
+    check_settings(check_balancer_arguments if loss is None else loss, every, None, None, reward, rule, seed)
+    priorities.check(arguments["priority"], dev)
+    limits: Limits = arguments["limits"]
+    groups = check_groups(mixture.names, arguments["groups"])
+    limits.tracker(mixture.names, groups, sizes=dict.fromkeys(mixture.names, 1.0), draws=1.0, steps=1)
+
+
+def averages_gradients(reward: Reward) -> bool:
+    """Returns whether a reward keeps averages of gradients, which are part of the state and as large as the model."""
+    return reward.decay is not None or reward.losses is not None
