@@ -38,7 +38,7 @@ def make_balancer(
     if settings.method == "static":
         return None
     batches, tokens = probe_shape(settings)
-    probes = Probes(batches=batches, count="in all")
+    probes = Probes(batches=batches, count="in all", split_work=True)  # all draw the same; the loss is local
     pace: dict[str, Any] = {"every": settings.every}
     reward = _reward(settings)
     size = 0  # sentences of a probe batch that mixes language pairs
