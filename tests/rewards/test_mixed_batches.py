@@ -139,7 +139,7 @@ def test_a_direction_of_other_parameters_is_refused_or_forgotten():
     estimator.estimate({})
     before = other.state_dict(), other.tensors()
     for tensors in (estimator.tensors(), {}):
-        with pytest.raises(ValueError, match="direction.*other parameters"):
+        with pytest.raises(ValueError, match="other parameters"):
             other.load_state_dict(estimator.state_dict(), tensors)
         assert other.state_dict() == before[0]
         assert all(map(torch.equal, other.tensors().values(), before[1].values()))

@@ -88,6 +88,8 @@ class ProbeSources:
         opened = self._open(seed)
         for role, by_name in opened.items():
             check_names(f"{self._owner}: state", by_name, state[role])
-            for name, source in by_name.items():
-                source.load_state_dict(state[role][name])
+        # Objects that keep their own place come last: they are the user's, and an error must leave them as they were.
+        keys = [(role, name) for role, by_name in opened.items() for name in by_name]
+        for role, name in sorted(keys, key=lambda key: hasattr(self._given[key[0]][key[1]], "load_state_dict")):
+            opened[role][name].load_state_dict(state[role][name])
         self._seed, self._opened = seed, opened

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .._base.state import check_keys
 from ..gradients.averages import MovingAverages
 from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient
@@ -267,7 +268,8 @@ class GradientProbes:
         return {} if self._averages is None else self._averages.tensors()
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        kept = state.get("averages")
+        check_keys("Balancer", state, "averages")
+        kept = state["averages"]
         if (self._averages is None) != (kept is None):
             raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
         averages = self._new_averages()

@@ -1,0 +1,102 @@
+"""Arguments that a balancer refuses, each by its name and value."""
+
+import inspect
+
+import pytest
+from torch import nn
+from toy_balancers import MANY, NAMES, SIZES, balancer_of, many, many_sources
+from toys import batches, dataset, losses
+
+from multidds import Balancer, Limits, Mixture, Probes, batches_of
+from multidds.rewards import Cosine, MeanSlope, MovingAverage
+from multidds.rules import Anchored, Scorer
+
+PRIOR = Mixture.proportional(SIZES)
+
+
+def test_there_are_fifteen_arguments():
+    assert len(inspect.signature(Balancer).parameters) == 15
+    with pytest.raises(TypeError, match="scorer"):
+        balancer_of(scorer=Scorer())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": batches("ab"), "mixture": PRIOR}, "train: 'c' is missing"),
+        ({"train": batches("abcd"), "mixture": PRIOR}, "train: 'd' is unknown"),
+        ({"dev": {}}, "dev set"),
+        ({"mixture": Mixture({"a": 0.5, "b": 0.5, "c": 0.0})}, "'c' is 0"),
+        ({"mixture": {"a": 1.0}}, "mixture.*dict"),
+        ({"compute": 3}, "loss.*int"),
+        ({"every": 0}, "every.* 0"),
+        ({"every": 2.5}, r"every.*2\.5"),
+        ({"every": None}, "every.*None"),
+        ({"steps": 0}, "steps.* 0"),
+        ({"examples_per_step": 0}, "examples_per_step.* 0"),
+        ({"examples_per_step": "4"}, "examples_per_step.*'4'"),
+        ({"reward": "multidds-s"}, "reward.*'multidds-s'"),
+        ({"reward": Cosine}, "reward.*Cosine"),
+        ({"rule": "anchored"}, "rule.*'anchored'"),
+        ({"rule": nn.Linear(1, 1)}, "rule.*Linear"),
+        ({"rule": Scorer(floor=9.0)}, r"floor 9\.0"),
+        ({"priority": "lowest"}, "priority.*'lowest'"),
+        ({"priority": {"q": 1.0}}, "priority.*'q'"),
+        ({"limits": Limits(max_passes=4.0)}, "max_passes.*draws, steps"),
+        ({"limits": Limits(max_passes={"d": 1.0}), "steps": 1, "examples_per_step": 1.0}, "max_passes: 'd'"),
+        ({"limits": Limits(bounds={"g": (0, 0.5)})}, "bounds: 'g'"),
+        ({"groups": {"a": "g"}, "limits": Limits(bounds={"h": (0, 0.5)})}, "bounds: 'h'"),
+        ({"groups": {"nobody": "g"}}, "groups: 'nobody'"),
+        ({"groups": {"a": 3}}, "groups.*'a' is in 3"),
+        ({"groups": {"a": ""}}, "groups.*'a' is in ''"),
+        ({"groups": {"a": "b"}}, "group of 'a' is called 'b'"),
+        ({"probes": Probes(params=nn.Linear(1, 1).parameters())}, "params"),
+        ({"seed": "x"}, "seed.*'x'"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_by_name(change, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        balancer_of(**change)
+
+
+@pytest.mark.parametrize(
+    ("groups", "bounds", "message"),
+    [
+        ({"a": "g"}, {"g": (0.5, 0.6), "a": (0, 0.1)}, r"'g'.*\(0\.5, 0\.6\).*0 to 0\.1"),
+        (dict.fromkeys(NAMES, "g"), {"g": (0, 0.5)}, r"sum to 0\.5"),
+        ({"a": "g", "b": "h"}, {"g": (0.6, 1), "h": (0.6, 1)}, r"sum to 1\.2"),
+    ],
+)
+def test_bounds_of_groups_that_no_mixture_keeps_are_refused(groups, bounds, message):
+    with pytest.raises(ValueError, match=message):
+        balancer_of(groups=groups, limits=Limits(bounds=bounds))
+
+
+@pytest.mark.parametrize("source", [[0], batches_of(dataset(30), 5)])
+def test_sources_that_cannot_be_mixed_are_refused_by_name(source):
+    train, dev = many_sources()
+    with pytest.raises(ValueError, match="train 'd07'"):
+        balancer_of(None, train | {"d07": source}, dev, Mixture.uniform(MANY), reward=MeanSlope(losses))
+
+
+def test_settings_are_shared_and_a_refused_argument_moves_no_mixture():
+    mixture = Mixture.uniform({"a": 10, "b": 300, "c": 600})
+    before = mixture.state_dict()
+    options = {"dev": batches(NAMES), "steps": 10, "examples_per_step": 30, "rule": Anchored(), "mixture": mixture}
+    for bad in ({"limits": Limits(bounds={"q": (0, 1)})}, {"priority": {"q": 1}}, {"groups": {"q": "g"}}):
+        with pytest.raises(ValueError, match="'q'"):
+            balancer_of(**options, **bad)
+    assert mixture.state_dict() == before
+    rule = options["rule"]
+    assert balancer_of(**options).step().mixture == balancer_of(**options | {"mixture": mixture}).step().mixture
+    assert rule == Anchored()
+
+
+def test_the_memory_of_moving_averages_is_logged(caplog):
+    balancer_of()
+    assert caplog.text == ""
+    balancer_of(reward=MovingAverage())
+    assert "3 gradients in memory (1.03 kB)" in caplog.text
+    caplog.clear()
+    many(reward=MovingAverage())
+    assert "40 gradients in memory (13.8 kB)" in caplog.text

@@ -1,0 +1,152 @@
+"""The pace of updates: how often, how many probe batches, of which part, within which budget."""
+
+import logging
+import math
+import re
+
+import pytest
+from toy_balancers import MANY, MANY_DEV, balancer_of, many
+from toys import losses
+
+from multidds import Budget, Probes
+from multidds.balancer.pace import MIN_SETS, advice, pace_of
+from multidds.rewards import Cosine, MeanSlope, MovingAverage
+from multidds.rules import Anchored, Scorer
+
+HOLDS = pytest.mark.claim(
+    "The method", "a budget holds at any number of datasets, and few datasets are balanced as before"
+)
+
+
+def pace(datasets=3, dev_sets=3, every=Budget(), steps=None, batches=None, **needs):  # noqa: B008
+    needs = {"halves": True, "ahead": False, "needs_all": False, "mixed": None, **needs}
+    return pace_of(datasets, dev_sets, every, steps, batches, **needs)
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 101, math.nan])
+def test_a_share_that_buys_nothing_or_too_much_is_refused(share):
+    with pytest.raises(ValueError, match=f"share.*{share}"):
+        Budget(share)
+
+
+@pytest.mark.parametrize(
+    ("options", "every", "batches", "updates"),
+    [
+        ({"steps": 30_000}, 600, 2, 50),  # 2 batches of 3 + 3 sets are 12 passes: 2% of 600 steps
+        ({"steps": 300_000}, 2400, 8, 125),  # more than 8 batches would not be better
+        ({"steps": 30_000, "batches": 4}, 1200, 4, 25),
+        ({"steps": 30_000, "every": Budget(0.2)}, 240, 8, 125),
+        ({"steps": 30_000, "ahead": True}, 1200, 2, 25),  # 3 + 3 * 3 gradients
+        ({}, 600, 2, math.inf),
+        ({"every": 7, "steps": 70}, 7, 2, 10),
+        ({"every": 7, "halves": False}, 7, 1, math.inf),
+        ({"every": 7, "batches": 3}, 7, 3, math.inf),
+    ],
+)
+def test_a_budget_buys_updates_and_batches(options, every, batches, updates):
+    found = pace(**options)
+    assert (found.every, found.batches, found.updates, found.part) == (every, batches, updates, None)
+
+
+@HOLDS
+@pytest.mark.parametrize(("datasets", "dev_sets"), [(10_000, 10_000), (10_000, 1), (8, 5000), (100, 100)])
+@pytest.mark.parametrize("steps", [None, 1000, 100_000, 10_000_000])
+def test_the_budget_holds_at_any_number_of_datasets(datasets, dev_sets, steps):
+    by_gradients, by_slopes = (pace(datasets, dev_sets, steps=steps, mixed=mixed) for mixed in (None, 64))
+    for found in (by_gradients, by_slopes):
+        assert found.share <= 0.02
+        if found.part is not None:
+            assert found.part[0] <= datasets
+            assert found.part[1] <= dev_sets
+        if steps == 10_000_000 and datasets == dev_sets == 10_000:
+            assert found.updates == pytest.approx(50, abs=1)
+    assert sum(by_slopes.mixed) == by_slopes.passes
+    if by_gradients.part is not None:
+        assert sum(by_gradients.part) * 2 == by_gradients.passes
+        assert sum(by_gradients.part) >= MIN_SETS
+    else:
+        assert by_gradients.updates >= 10
+
+
+@HOLDS
+def test_a_budget_that_buys_everything_is_spent_on_everything():
+    few = many(MANY[:8], MANY_DEV[:8], steps=20_000, every=Budget())
+    given = many(MANY[:8], MANY_DEV[:8], steps=None, every=few.every)
+    assert few.every == 1600
+    for _ in range(3):
+        one, other = few.update(), given.update()
+        assert one.probed == MANY[:8]
+        assert (one.mixture, one.rewards, one.noise) == (other.mixture, other.rewards, other.noise)
+
+
+def test_a_budget_that_does_not_is_spent_on_a_part(caplog):
+    with caplog.at_level(logging.INFO, "multidds"):
+        balancer = many()
+    assert balancer.every == 160
+    assert "every 160 steps, 12 in all, 64 probe batches each (40.0%), of 16 datasets and 16 dev sets" in caplog.text
+    seen = set()
+    for _ in range(3):
+        update = balancer.update()
+        assert len(update.probed) == len(update.dev_losses) == 16
+        assert set(update.rewards) == set(update.noise) == set(update.mixture) == set(MANY)
+        seen |= set(update.probed)
+    assert seen == set(MANY)
+
+
+@pytest.mark.parametrize(
+    ("options", "probed"),
+    [
+        ({}, 16),
+        ({"every": 3}, 40),  # which is as the user says
+        ({"steps": None, "every": Budget(0.02)}, 40),  # every 7,000 steps
+        ({"steps": None, "every": Budget(0.005)}, 16),
+        ({"reward": Cosine(ahead=0.1)}, 40),
+        ({"reward": Cosine(table=64)}, 40),
+        ({"reward": MovingAverage()}, 40),
+        ({"reward": MeanSlope(losses)}, 22),  # two examples of each: 11 of 16 batches are for datasets
+        ({"reward": MeanSlope(losses), "every": 3, "steps": None}, 28),  # 14 of 20 batches, as of the default budget
+    ],
+)
+def test_a_part_is_probed_if_everything_is_too_much_and_not_needed(options, probed):
+    assert len(many(**options).update().probed) == probed
+
+
+def test_with_another_dev_loss_mixed_batches_probe_fewer_dev_sets():
+    reward = MeanSlope(losses)
+    plain, other = (
+        many(reward=reward, probes=Probes(dev_loss=of)).update() for of in (None, lambda m, b: m(b[0]).sum())
+    )
+    assert len(plain.dev_losses) == 20
+    assert len(other.dev_losses) == 5  # one gradient each
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "numbers"),
+    [
+        (500, 500, "500 steps have 1 update .*last step.*every=500; set every=25 for 20"),
+        (300, 1000, "1,000 steps have 3 updates with every=300; set every=50 for 20"),
+        (Budget(), 2000, r"2,000 steps have 3 updates within Budget\(share=0.02\); 10 need .*share=0.06"),
+        (Budget(), 100, r"100 steps have 0 updates .*share=1\.2"),
+        (Budget(), 200_000, None),
+        (500, None, None),
+    ],
+)
+def test_too_few_updates_are_logged_with_what_to_set(caplog, every, steps, numbers):
+    balancer = balancer_of(every=every, steps=steps, rule=Anchored())
+    assert (numbers is None) == (caplog.text == "")
+    if numbers is not None:
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert re.search(numbers, record.message), record.message
+    if steps == 100:
+        assert not any(balancer.step() for _ in range(steps))
+
+
+def test_one_line_says_what_a_budget_has_bought(caplog):
+    with caplog.at_level(logging.INFO, "multidds"):
+        balancer_of(every=7)
+        assert caplog.text == ""
+        balancer_of(every=Budget(), steps=30_000, rule=Anchored())
+    assert "an update every 600 steps, 50 in all, 12 probe batches each (2.0%)" in caplog.text
+    assert balancer_of(every=Budget(), steps=30_000, rule=Scorer()).every == 600
+    assert advice(pace(steps=30_000), 30_000, Budget()) is None

@@ -1,0 +1,259 @@
+"""States of a balancer: exact resume, and states that do not fit, which change nothing."""
+
+import copy
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from assertions import assert_equal, assert_resumes_exactly
+from conftest import ROOT
+from torch import nn
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+from toy_balancers import DEV, MANY, NAMES, SIZES, balancer_of, many
+from toys import batches, dataset, loss, losses, mlp, train_step
+
+from multidds import Limits, Mixture, Probes, batches_of
+from multidds.rewards import Cosine, MeanSlope, MovingAverage, StabilizedCosine
+from multidds.rules import Anchored, Scorer
+
+KINDS = {
+    "function": lambda d: batches_of(d, 4),
+    "loader": lambda d: DataLoader(d, batch_size=4, shuffle=True),
+    "stateful": lambda d: StatefulDataLoader(d, batch_size=4, shuffle=True),
+    "list": lambda d: list(DataLoader(d, batch_size=4)),
+}
+FOUND = ("step", "mixture", "rewards", "noise", "weights", "dev_losses", "probed", "learned", "skipped")
+
+
+def numbers(update):
+    return None if update is None else {key: getattr(update, key) for key in FOUND}
+
+
+def training(kind="list", **options):
+    """(parts, step) of a training whose model has dropout; the priority changes on the way."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3)).double()
+    train, dev = (
+        {name: KINDS[kind](dataset(13, seed=seed + i)) for i, name in enumerate(names)}
+        for seed, names in ((0, NAMES), (10, DEV))
+    )
+    options = {"every": 2, "probes": Probes(batches=2), **options}
+    balancer = balancer_of(model, train, dev, **options)
+
+    def step(i):
+        torch.manual_seed(i)
+        loss(model, dataset(7, seed=i).tensors).backward()
+        balancer.observe(NAMES[i % 2])
+        model.zero_grad()
+        train_step(model, i, lr=0.1)
+        if i == 5:
+            balancer.priority = {"x": 2.0, "y": 1.0}
+        return numbers(balancer.step())
+
+    return {"model": model, "balancer": balancer}, step
+
+
+@pytest.mark.claim("The method", "resume is exact, also in a new process")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reward", [StabilizedCosine(), MovingAverage()])
+def test_resume_is_exact(kind, reward):
+    options = {"reward": reward, "rule": Scorer(optimizer=torch.optim.Adam, inner_steps=3)}
+    again = {**options, "seed": 99, "priority": "low"}
+    assert_resumes_exactly(lambda: training(kind, **options), 14, (3, 8), again=lambda: training(kind, **again))
+
+
+@pytest.mark.claim(
+    "The method",
+    "the default rule is the documented formula; noise comes from the halves of a probe; what is cut and "
+    "what is not; resume; limits; pace",
+)
+def test_resume_of_the_default_rule_with_plan_limits_and_groups_is_exact():
+    length = {"steps": 40, "examples_per_step": 5, "limits": Limits(max_passes=5.0)}
+    options = {"rule": Anchored(), "groups": {"a": "g", "b": "g"}, **length}
+    assert_resumes_exactly(lambda: training(**options), 12, (5,), again=lambda: training(**options, seed=9))
+
+
+@pytest.mark.claim(
+    "The method",
+    "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
+    "places of the points; order; mid-rotation resume; two processes",
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"reward": MeanSlope(losses)}, {"groups": {"d00": "g", "d01": "g"}}, {"priority": "low"}]
+)
+def test_resume_in_the_middle_of_a_rotation_is_exact(options):
+    def make(seed=0):
+        balancer = many(seed=seed, **options)
+        return {"balancer": balancer}, lambda _: numbers(balancer.update())
+
+    assert_resumes_exactly(make, 5, stops=(2,), again=lambda: make(seed=5), as_json=True)
+
+
+@pytest.mark.claim("The method", "resume is exact, also in a new process")
+@pytest.mark.slow
+def test_ten_steps_and_ten_in_a_new_process_equal_twenty(tmp_path):
+    script = textwrap.dedent("""
+        import sys, torch
+        from torch import nn
+        from torch.utils.data import DataLoader
+        from multidds import Balancer, Mixture, MixtureSampler
+        from toys import dataset, loss
+        torch.set_num_threads(1)
+        first, last, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+        torch.manual_seed(0)
+        sizes = {"a": 15, "b": 40, "c": 8}
+        data = {name: dataset(size, seed=size) for name, size in sizes.items()}
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3)).double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        mixture = Mixture.proportional(sizes)
+        sampler = MixtureSampler(sizes, mixture, batch_size=6, seed=3)
+        loaders = {name: DataLoader(d, batch_size=5, shuffle=True) for name, d in data.items()}
+        balancer = Balancer(mixture, model, loss, train=loaders, dev=loaders, every=3, seed=4)
+        parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "balancer": balancer}
+        if first:
+            saved = torch.load(file, weights_only=True)
+            for name, part in parts.items():
+                part.load_state_dict(saved[name])
+        batches = iter(DataLoader(torch.utils.data.ConcatDataset(data.values()), batch_sampler=sampler))
+        if first:  # behind iter(): it draws a seed for workers
+            torch.set_rng_state(saved["random"])
+        for step in range(first, last):
+            loss(model, next(batches)).backward()
+            optimizer.step(); optimizer.zero_grad(); balancer.step()
+        saved = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**saved, "random": torch.get_rng_state()}, file)
+    """)
+    for first, last, file in ((0, 20, "whole"), (0, 10, "halves"), (10, 20, "halves")):
+        command = [sys.executable, "-c", script, str(first), str(last), str(tmp_path / file)]
+        subprocess.run(command, check=True, cwd=ROOT / "tests" / "support")
+    whole, halves = (torch.load(tmp_path / file, weights_only=True) for file in ("whole", "halves"))
+    assert_equal(halves, whole)
+
+
+def test_loading_moves_the_shared_mixture_object():
+    (parts, step), (others, _) = training(), training()
+    for i in range(6):
+        step(i)
+    held = others["balancer"].mixture
+    others["balancer"].load_state_dict(parts["balancer"].state_dict())
+    assert others["balancer"].mixture is held
+    assert held.probabilities == parts["balancer"].mixture.probabilities != Mixture.proportional(SIZES).probabilities
+
+
+def test_a_state_fits_whatever_order_the_datasets_are_given_in():
+    train, order = batches(NAMES), ("c", "a", "b")
+    for options in ({"rule": Scorer(lr=1.0)}, {"rule": Anchored()}, {"groups": {"a": "g"}}):
+        first = balancer_of(None, train, **options)
+        other = balancer_of(None, {name: train[name] for name in order}, **options)
+        first.step()
+        other.load_state_dict(first.state_dict())
+        for _ in range(2):
+            assert other.step().mixture == pytest.approx(first.step().mixture, abs=1e-12)
+
+
+# ------------------------------------------------------------------------------------------ states that do not fit
+
+
+def saved(balancer, updates=1):
+    for _ in range(updates):
+        balancer.update()
+    return balancer.state_dict()
+
+
+def assert_refused(balancer, state, message):
+    """Asserts that a state is refused with a ValueError, and that the balancer is then exactly as it was."""
+    before = copy.deepcopy(balancer.state_dict())
+    twin = copy.deepcopy(balancer)
+    with pytest.raises(ValueError, match=message):
+        balancer.load_state_dict(state)
+    assert_equal(balancer.state_dict(), before)
+    assert_equal(numbers(balancer.update()), numbers(twin.update()))
+
+
+@pytest.mark.parametrize(
+    ("of", "into", "message"),
+    [
+        ({"train": batches("ab")}, {}, "'c' is missing"),
+        ({"train": batches("abcd")}, {}, "'d' is unknown"),
+        ({"dev": batches("xy")}, {}, "'z' is missing"),
+        ({"dev": batches("wxyz")}, {}, "'w' is unknown"),
+        ({"mixture": Mixture.proportional(SIZES | {"b": 31})}, {}, "31 .*'b'.*30"),
+        ({"rule": Anchored()}, {}, "'anchored'"),
+        ({}, {"rule": Anchored()}, "'scorer'"),
+        ({"rule": Scorer.authors()}, {}, "Adam.*SGD"),
+        ({"groups": {"a": "g"}}, {}, "groups"),
+        ({}, {"groups": {"a": "g"}}, "groups"),
+        ({"reward": MovingAverage()}, {}, "reward"),
+        ({}, {"reward": MovingAverage()}, "reward"),
+        ({"reward": MovingAverage(), "model": mlp(width=6)}, {"reward": MovingAverage()}, "other parameters"),
+        ({"priority": lambda losses: losses}, {}, "priority"),
+    ],
+)
+def test_a_state_of_another_balancer_is_refused_and_changes_nothing(of, into, message):
+    assert_refused(balancer_of(**into), saved(balancer_of(**of)), message)
+
+
+def test_a_state_of_a_part_is_refused_by_a_balancer_of_everything_and_by_mixed_batches():
+    part, everything, mixed = many(), many(every=3), many(reward=MeanSlope(losses))
+    assert_refused(everything, saved(part), "part")
+    assert_refused(part, saved(everything), "part")
+    assert_refused(mixed, saved(part), "'direction'")
+    assert_refused(part, saved(mixed), "'averages'")
+    assert part.mixture.names == MANY
+
+
+@pytest.mark.parametrize("kind", ["loader", "list", "stateful"])
+def test_a_state_of_other_data_is_refused_and_changes_nothing(kind):
+    train = {name: KINDS[kind](dataset(13, seed=i)) for i, name in enumerate(NAMES)}
+    dev = {name: KINDS["list"](dataset(13, seed=10)) for name in DEV}
+    state = saved(balancer_of(None, copy.deepcopy(train), dev))
+    state["estimator"]["dev"]["sources"]["dev"]["z"]["place"] = 99
+    assert_refused(balancer_of(None, train, dev), state, "dev 'z'.* 99")
+
+
+KEYS = [(key,) for key in ("steps", "frozen", "mixture", "prior", "plan", "rule", "limits", "memory", "tensors")]
+KEYS += [("estimator",), *(("estimator", key) for key in ("seed", "rounds", "last_losses", "dev", "measurement"))]
+KEYS += [("estimator", "dev", "dev_weights"), ("estimator", "dev", "sources"), ("estimator", "dev", "sources", "dev")]
+KEYS += [("mixture", "probabilities"), ("rule", "logits"), ("limits", "shares"), ("memory", "looks"), ("version",)]
+
+
+@pytest.mark.parametrize("keys", KEYS, ids="/".join)
+def test_a_state_without_a_key_is_refused_and_changes_nothing(keys):
+    balancer = balancer_of(groups={"a": "g"}, reward=Cosine())
+    state = copy.deepcopy(saved(balancer_of(groups={"a": "g"}, reward=Cosine())))
+    *path, last = keys
+    inner = state
+    for key in path:
+        inner = inner[key]
+    del inner[last]
+    assert_refused(balancer, state, last if last != "version" else "version None")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 1}, "version 1"),
+        ({"mixture": {"version": 3, "probabilities": {"a": 0.5, "b": 0.2, "c": 0.2}, "sizes": None}}, r"sum to 0\.9"),
+        ({"prior": {"a": 1.0}}, "prior: 'b', 'c'"),
+        ({"plan": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, "plan: 'd'"),
+    ],
+)
+def test_a_state_with_another_version_or_wrong_shares_is_refused(change, message):
+    assert_refused(balancer_of(), saved(balancer_of()) | change, message)
+
+
+@pytest.mark.parametrize("state", [None, [], "state"])
+def test_what_is_no_state_is_refused(state):
+    assert_refused(balancer_of(), state, f"dict.*{type(state).__name__}")
+
+
+def test_the_state_is_json_but_for_the_tensors():
+    state = saved(balancer_of(reward=MovingAverage(), rule=Scorer(optimizer=torch.optim.Adam)))
+    tensors = state.pop("tensors")
+    assert json.loads(json.dumps(state)) == state
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+    assert saved(balancer_of())["tensors"] == {}
