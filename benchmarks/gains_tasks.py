@@ -103,9 +103,7 @@ class Translation(Training):
     def __init__(self, config: Config, average: int) -> None:
         prepared = Prepared(config)
         self.config, self.names = config, list(config.data.names)
-        self.data = {
-            role: {name: Sentences(prepared, name, role) for name in self.names} for role in ("train", "dev")
-        }
+        self.data = {role: {name: Sentences(prepared, name, role) for name in self.names} for role in ("train", "dev")}
         self.sizes = {name: len(sentences) for name, sentences in self.data["train"].items()}
         self._dev = {name: list(evaluation_batches(data, 4096)) for name, data in self.data["dev"].items()}
         torch.manual_seed(config.train.seed)

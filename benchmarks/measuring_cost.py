@@ -102,9 +102,7 @@ def main() -> None:
     torch.manual_seed(1)
     sizes = {side: len(tokens) for side, tokens in prepared.vocabulary.items()}
     model = Transformer(sizes["source"], sizes["target"], config.data.max_length + 2, **config.model.model_dump())
-    train, dev = (
-        {name: Sentences(prepared, name, split) for name in config.data.names} for split in ("train", "dev")
-    )
+    train, dev = ({name: Sentences(prepared, name, split) for name in config.data.names} for split in ("train", "dev"))
     print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
     averaging(model, train, config, 3 * args.turns)
     validation(model, dev, config.train.batch_tokens, args.turns)

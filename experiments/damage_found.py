@@ -64,9 +64,7 @@ def opened(folder: Path) -> tuple[Config, Transformer, NoisyPairs | None, dict[s
         kind, _, key = name.partition(".")
         parts.setdefault(kind, {})[key] = tensor
     model.load_state_dict(parts["model"])
-    data, dev = (
-        {name: Sentences(prepared, name, split) for name in config.data.names} for split in ("train", "dev")
-    )
+    data, dev = ({name: Sentences(prepared, name, split) for name in config.data.names} for split in ("train", "dev"))
     if config.examples.method != "dds":
         return config, model, None, data
     prior = prior_of(config, data)

@@ -28,7 +28,7 @@ class Measurement(Protocol):
         """Adapts to the ranks that there are now; returns the probe batches of a set, over all ranks."""
 
     def draw_dev_batches(self, dev: DevBatches, number: int, keep: bool) -> DrawnDevBatches:
-        """Draws the dev batches of a round: now, if they are kept to be used more than once, or when they are probed."""
+        """Draws the dev batches of a round: now, if they are kept for more than one use, or when they are probed."""
 
     def measure(self, round_: Round) -> Estimate:
         """Measures the rewards of the datasets of a round."""
