@@ -1,11 +1,12 @@
 """What `make test` promises by itself."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import PARTS, ROOT
 from toy_lightning import QUIET, loader_and_callback, net, trainer
 
 pytestmark = QUIET
@@ -29,3 +30,10 @@ def test_a_machine_of_a_cluster_is_like_any_other(tmp_path, monkeypatch):
     assert not [name for name in os.environ if name.startswith("SLURM_")]
     loader, callback = loader_and_callback()
     trainer(tmp_path, callback, max_steps=2).fit(net(), loader)
+
+
+def test_the_parts_of_make_nightly_are_the_same_everywhere():
+    (made,) = re.findall(r"(?m)^PART \?= (.*)$", (ROOT / "Makefile").read_text())
+    (weekly,) = re.findall(r"part: \[(.*)\]", (ROOT / ".github" / "workflows" / "weekly.yml").read_text())
+    assert made.split() == weekly.split(", ")
+    assert set(made.split()) == PARTS

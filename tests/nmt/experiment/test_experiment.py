@@ -195,7 +195,7 @@ def test_a_run_that_was_stopped_or_killed_ends_as_one_that_was_not(done):
     process = start(cwd, *arguments)
     wait_for(lambda: saved(run))
     process.send_signal(signal.SIGINT)
-    out = process.communicate(timeout=60)[0]
+    out = process.communicate(timeout=300)[0]
     assert process.returncode == 130
     assert "made-up/multidds-s/seed-1: stopped" in out
     assert f"To go on: multidds experiment {path} --parallel 1 --only '*/multidds-s/seed-1'" in out

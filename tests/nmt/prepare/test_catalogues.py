@@ -298,7 +298,7 @@ def test_a_process_that_is_stopped_leaves_no_corpus(shelf, tmp_path, how):
     (tmp_path / "slow" / "pip").mkdir(parents=True)
     (tmp_path / "slow" / "pip" / "__init__.py").write_text("")
     (tmp_path / "slow" / "pip" / "__main__.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(20)\n"
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(3600)\n"
     )
     arguments = [sys.executable, "-m", "multidds", "corpus", "catalogues", "corpus", "--list", str(shelf / "list.toml")]
     path = os.pathsep.join([str(tmp_path / "slow"), os.environ.get("PYTHONPATH", "")])
@@ -316,7 +316,7 @@ def test_a_process_that_is_stopped_leaves_no_corpus(shelf, tmp_path, how):
     busy = refused(tmp_path / "corpus", shelf)
     assert "another process is making a corpus there" in busy
     process.send_signal(how)
-    error = process.communicate(timeout=20)[1]
+    error = process.communicate(timeout=300)[1]
     if how == signal.SIGKILL:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # the pip that our test has started
     else:

@@ -450,8 +450,8 @@ def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
 
 def test_ctrl_c_twice_ends_a_call_whose_workers_are_busy(tmp_path):
     data = parallel(tmp_path)
-    for path in tmp_path.glob("*.train.*"):  # few different lines: sentencepiece takes half a minute
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:3] * 1400))
+    for path in tmp_path.glob("*.train.*"):  # few different lines: sentencepiece takes many minutes
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:3] * 7000))
     recipe = {"data": data, "vocabulary": {"size": 40}}
     lines = [f"[{section}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items())
              for section, keys in recipe.items()]  # fmt: skip
@@ -470,7 +470,7 @@ def test_ctrl_c_twice_ends_a_call_whose_workers_are_busy(tmp_path):
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
-    process.communicate(timeout=15)
+    process.communicate(timeout=120)
     while any(Path(f"/proc/{child}").exists() for child in children):
         time.sleep(0.05)
 

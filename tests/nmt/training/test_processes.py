@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.claim("Several processes", "the documented commands start two processes"),
 ]
 
-LATE = 30  # seconds: by then a death is noticed
+LATE = 300  # seconds: by then, on any machine, a process that has not ended hangs
 TRANSLATED = ("train.select=translation", "train.select_sentences=5", "train.tokens=300")
 
 
@@ -82,7 +82,9 @@ def documented():
         found = [re.sub(*change, line) for line in found]
     found = [re.sub("-node 8", "-node 1" if "--nnodes" in line else "-node 2", line) for line in found]
     assert len(set(found)) == 4
-    return list(dict.fromkeys(found))
+    usual = "torchrun --nproc-per-node"
+    nightly = pytest.mark.nightly(part="launchers")
+    return [line if line.startswith(usual) else pytest.param(line, marks=nightly) for line in dict.fromkeys(found)]
 
 
 @pytest.mark.parametrize("line", documented(), ids=lambda line: " ".join(line.split()[:2]))
