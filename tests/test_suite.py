@@ -37,3 +37,9 @@ def test_the_parts_of_make_nightly_are_the_same_everywhere():
     (weekly,) = re.findall(r"part: \[(.*)\]", (ROOT / ".github" / "workflows" / "weekly.yml").read_text())
     assert made.split() == weekly.split(", ")
     assert set(made.split()) == PARTS
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports test files by their names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
