@@ -349,7 +349,9 @@ def test_arrow_datasets_are_drawn_and_probed_as_torch_datasets(tmp_path):
 
 
 @pytest.mark.claim("Hugging Face Trainer", "some dev sets, or others")
-@pytest.mark.parametrize(("dev", "names"), [(["y"], ["y"]), ("x", ["x"]), ({"z": Rows(5, 3)}, ["z"])], ids=["list", "name", "dict"])
+@pytest.mark.parametrize(
+    ("dev", "names"), [(["y"], ["y"]), ("x", ["x"]), ({"z": Rows(5, 3)}, ["z"])], ids=["list", "name", "dict"]
+)
 def test_some_dev_sets_or_others_can_be_chosen(dev, names, tmp_path):
     trainer, callback = trainer_of(tmp_path, dev=dev, settings={"max_steps": 2, "eval_strategy": "epoch"})
     trainer.train()
