@@ -71,7 +71,7 @@ def _notice(text: str) -> None:
 
 
 def _is_interrupt(ended: SystemExit) -> bool:
-    """Whether Ctrl-C is the cause of an exit: typer makes an exit code of it, without a word."""
+    """Returns whether Ctrl-C is the cause of an exit: typer makes an exit code of it, without a word."""
     cause: BaseException | None = ended
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__ or cause.__context__
@@ -79,7 +79,7 @@ def _is_interrupt(ended: SystemExit) -> bool:
 
 
 def _explained(error: BaseException) -> tuple[str, int] | None:
-    """(one line, exit code) of an error that is not a bug; None if it may be one."""
+    """Returns (one line, exit code) of an error that is not a bug; None if it may be one."""
     if isinstance(error, UserError):
         return f"multidds: {error}", 2
     if isinstance(error, KeyboardInterrupt):

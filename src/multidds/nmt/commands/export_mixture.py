@@ -1,8 +1,7 @@
-"""The mixture of a run in the words of other trainers: what a small model learned can steer a big one elsewhere.
+"""The mixture of a run in the formats of other trainers: a small model's mixture can steer a big one elsewhere.
 
 Reads config.json and records.jsonl, or the histories of other trainers. Every format is a pure function from
-{name: probability} to text, with numbers that read back as the same floats; what the other trainer does with them is
-its own.
+{name: probability} to text, with numbers that read back as the same floats.
 """
 
 import json
@@ -21,7 +20,7 @@ History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), b
 
 
 def read_history(run: Path) -> tuple[History, int]:
-    """Every mixture of a run, from the one that it started with, and how many steps are on record.
+    """Returns every mixture of a run, from the one that it started with, and how many steps are on record.
 
     A run is one of ours, or what another trainer has left of a mixture (see `multidds.history`).
     """
@@ -51,7 +50,7 @@ def _history_elsewhere(run: Path) -> tuple[History, int]:
 
 
 def mixture_at(run: Path, step: int) -> dict[str, float]:
-    """The mixture after `step` steps, the update of that very step included."""
+    """Returns the mixture after `step` steps, the update of that very step included."""
     history, steps = read_history(run)
     if not history[0][0] <= step <= steps:
         raise UserError(f"--at {step}: {run} has records of steps {history[0][0]} to {steps}.")
@@ -63,7 +62,7 @@ def final_mixture(run: Path) -> dict[str, float]:
 
 
 def average_mixture(run: Path) -> dict[str, float]:
-    """The mean over the steps of the run: each mixture counts as many times as steps were drawn from it."""
+    """Returns the mean over the steps of the run: a mixture counts by the steps drawn from it."""
     history, steps = read_history(run)
     if steps == 0:
         return history[0][1]
@@ -75,12 +74,16 @@ def average_mixture(run: Path) -> dict[str, float]:
 
 
 def history_json(run: Path) -> str:
-    """A JSON list of [step, mixture], one pair a line: `Replay(mixture, json.load(file))` takes it."""
+    """Returns a JSON list of [step, mixture], one pair a line: `Replay(mixture, json.load(file))` takes it."""
     return "[\n" + ",\n".join(json.dumps(pair) for pair in read_history(run)[0]) + "\n]"
 
 
 def written(mixture: Mapping[str, float], format_: str, template: str | None) -> str:
-    """The mixture as another trainer takes it. `template`: what that trainer calls a dataset, with {name} in it."""
+    """Returns the mixture in the format of another trainer.
+
+    format_: a key of FORMATS.
+    template: the other trainer's name of a dataset, with {name} in it; None: the usual one.
+    """
     if format_ not in FORMATS:
         raise UserError(f"--format {format_}: is unknown.{suggestion(format_, tuple(FORMATS))}")
     write, usual = FORMATS[format_]

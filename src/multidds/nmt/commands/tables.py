@@ -31,7 +31,7 @@ def prepared_table(folder: Path, pairs: Mapping[str, Any]) -> Table:
 
 
 def scores_table(run: Path, scores: Mapping[str, Any], against: Path | None, compared: Mapping[str, Any]) -> Table:
-    """The scores of a run; beside them, where it is compared, those of another and the significance."""
+    """Returns the scores of a run and, if it is compared, those of another run with the significance."""
     beside = [] if against is None else [str(against), "p"]
     table = new_table(["pair", "sentences", "BLEU", "chrF", *beside], ["pair"], str(run))
     for name, pair in scores["pairs"].items():
@@ -48,7 +48,7 @@ def scores_table(run: Path, scores: Mapping[str, Any], against: Path | None, com
 
 
 def report_table(compared: "ReportTable") -> Table:
-    """A table of a report by language pair. The average stands apart."""
+    """Returns a table of a report by language pair. The average stands apart."""
     table = new_table(list(compared.columns.values()), [compared.columns["pair"]], compared.title, overflow="fold")
     for row in compared.rows:
         if compared.is_average(row):

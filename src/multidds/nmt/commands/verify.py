@@ -49,7 +49,7 @@ class Verified:
             self.check(kind, partial(check_digest, folder / name, digest, remedy))
 
     def lines(self) -> Iterator[str]:
-        """A line per kind, and one for each damaged file."""
+        """Yields a line per kind, and one for each damaged file."""
         for kind in dict.fromkeys([*self.whole, *self.damage]):
             messages = self.damage.get(kind, [])
             damaged = f", {len(messages)} damaged" if messages else ""

@@ -73,7 +73,7 @@ def evaluate(
 
 
 def _existing(run: Path, notice: Show) -> dict[str, Any] | None:
-    """The scores of an earlier call, if they and the texts that they score are whole."""
+    """Returns the scores of an earlier call, if they and the texts that they score are whole."""
     try:
         scores = read_scores(run)
         if scores is not None:

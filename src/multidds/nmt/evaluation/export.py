@@ -53,14 +53,14 @@ def export(run: Path, notice: Notice = lambda text: None) -> Path:
 
 
 def read_export(folder: Path) -> dict[str, Any]:
-    """The stamp of an exported folder, with the digests of its files; a DamagedError if one of them differs."""
+    """Returns the stamp of an exported folder, with the digests of its files; a DamagedError if one of them differs."""
     stamp = read_checksummed(folder / STAMP, _REMEDY)
     check_files(folder, stamp, _REMEDY)
     return stamp
 
 
 def _source_checksum(folder: Path, notice: Notice) -> str | None:
-    """The checksum of the checkpoint that a folder was made from; None if it is missing or damaged."""
+    """Returns the checksum of the checkpoint that a folder was made from; None if it is missing or damaged."""
     if not folder.exists():
         return None
     try:
@@ -71,7 +71,7 @@ def _source_checksum(folder: Path, notice: Notice) -> str | None:
 
 
 def longest_translation(config: Config) -> int:
-    """The number of tokens that a translation may have: far more than any sentence of training."""
+    """Returns the number of tokens that a translation may have: far more than any sentence of training."""
     return max(512, 3 * config.data.max_length)
 
 
@@ -86,7 +86,7 @@ def convert(config: Config, weights: Mapping[str, Any], vocabulary: Mapping[str,
 
 
 def _spec(config: Config, weights: Mapping[str, Any]) -> Any:
-    """The model as CTranslate2 describes it. ScaleNorm is RMSNorm with the constant weight g / sqrt(D)."""
+    """Returns the model as CTranslate2 describes it. ScaleNorm is RMSNorm with the constant weight g / sqrt(D)."""
     import numpy as np
     from ctranslate2.specs import TransformerSpec
 

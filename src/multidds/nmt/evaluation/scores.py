@@ -16,7 +16,7 @@ _REMEDY = "run 'multidds evaluate' again."
 
 
 def read_scores(run: Path) -> dict[str, Any] | None:
-    """The scores of a run; None if it was not evaluated."""
+    """Returns the scores of a run; None if it was not evaluated."""
     return read_checksummed(run / FILE, _REMEDY) if (run / FILE).exists() else None
 
 
@@ -27,7 +27,7 @@ def check_texts(run: Path, scores: dict[str, Any]) -> None:
 
 
 def scored_lines(run: Path, folder: str, pair: str) -> list[str]:
-    """The hypotheses or the references of a language pair."""
+    """Returns the hypotheses or the references of a language pair."""
     scores, place = read_scores(run), f"{folder}/{file_name(pair)}.txt"
     if scores is None or place not in scores["files"]:
         raise UserError(f"{run}: has no {folder} of {pair!r}; run 'multidds evaluate' on it.")
@@ -36,7 +36,7 @@ def scored_lines(run: Path, folder: str, pair: str) -> list[str]:
 
 
 def scores_of_both(run: Path, other: Path) -> dict[str, dict[str, Any]]:
-    """The result of `significance.compare` without the test, which needs sacreBLEU."""
+    """Returns the result of `significance.compare` without the test, which needs sacreBLEU."""
     ours, theirs = (read_scores(folder) or {"pairs": {}} for folder in (run, other))
     return {
         name: {"bleu": facts["bleu"], "against": theirs["pairs"][name]["bleu"], "p": math.nan}

@@ -38,7 +38,7 @@ def open_model(folder: Path, threads: int = 0, int8: bool = False) -> "ctranslat
 
 
 def _cores() -> int:
-    """The number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -68,7 +68,7 @@ def begin(
 
 
 def text_of(pieces: list[str]) -> str:
-    """The text of pieces. Not by one language's model: a vocabulary of many languages may mix pieces of several."""
+    """Returns the text of pieces, which may be those of several languages' models."""
     return "".join(piece for piece in pieces if piece not in SPECIALS).replace("▁", " ").strip()
 
 
@@ -89,13 +89,13 @@ class Translator:
         self._tags = {tag_of(language) for language in self.config.data.targets}
 
     def direction(self, source: str | None, target: str | None) -> tuple[str, str]:
-        """(source, target) language of a trained pair; either may be left out if only one is possible."""
+        """Returns (source, target) language of a trained pair; either may be left out if only one is possible."""
         pairs = [(pair.source, pair.target) for pair in self.config.data.pairs]
         source = _chosen("--from", source, [s for s, t in pairs if target in (None, t)] or [s for s, _ in pairs])
         return source, _chosen("--to", target, [t for s, t in pairs if s == source])
 
     def tokens(self, lines: list[str], source: str, target: str) -> list[list[str]]:
-        """The input of the model: a tag if there are several target languages, and the pieces."""
+        """Returns the input of the model: a tag if there are several target languages, and the pieces."""
         model, pieces = self._pieces(model_of(self.config, source))
         # By number: what is unknown to one language's model must not become a piece of another's by its letters.
         numbers = model.encode([line.strip() for line in lines], out_type=int, num_threads=1)
@@ -103,7 +103,7 @@ class Translator:
         return [[*tag, *[pieces[i] for i in line]] for line in numbers]
 
     def _load_pieces(self, name: str) -> tuple[Any, list[str]]:
-        """A sentencepiece model and its pieces, when a language is first needed. What looks like a tag is not one."""
+        """Loads a sentencepiece model and its pieces, when a language is first needed. No piece is a tag."""
         model = load_model(self._folder, name, self._digests)
         return model, [SPECIALS[0] if piece in self._tags else piece for piece in pieces_of(model)]
 
@@ -159,7 +159,7 @@ class Translator:
         yield from (text for chunk in chunks for text in chunk)
 
     def parts(self, tokens: list[str]) -> Iterator[list[str]]:
-        """A line as one token list, or as several if it is too long: cut behind punctuation, or between words."""
+        """Yields the tokens of a line, in several parts if it is too long: cut behind punctuation, or between words."""
         start = 1 if len(self.config.data.targets) > 1 else 0
         tag, pieces = tokens[:start], tokens[start:]
         limit = self.config.data.max_length

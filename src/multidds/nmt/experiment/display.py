@@ -127,7 +127,7 @@ def final_table(jobs: Sequence[Job], folder: Path) -> Table:
 
 
 def commands(jobs: Sequence[Job]) -> list[str]:
-    """The commands of runs, as lines that a shell can run, with comments."""
+    """Returns the commands of runs, as lines that a shell can run, with comments."""
     lines: list[str] = []
     prepared: set[Path] = set()
     for job in jobs:

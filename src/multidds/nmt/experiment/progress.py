@@ -37,7 +37,7 @@ class Watch:
         self._validated = (0, 0)  # step and epoch of the last validation
 
     def read(self) -> bool:
-        """Whether there were new records."""
+        """Returns whether there were new records."""
         self._read_scores()
         again, records = self._records.read()
         if again:
@@ -112,7 +112,7 @@ class Job:
 
 
 def remaining_stages(job: Job) -> list[Stage]:
-    """The stages that a run still needs. A UserError if its folder holds something else."""
+    """Returns the stages that a run still needs. A UserError if its folder holds something else."""
     run = job.run
     stages: list[Stage] = ["train", "evaluate"] if run.evaluate else ["train"]
     if not (run.folder / "config.json").exists():

@@ -43,7 +43,7 @@ class Planned:
         return f"{self.setting}/{self.method}/seed-{self.seed}"
 
     def arguments(self, stage: Stage) -> list[str]:
-        """The arguments of the command `multidds` for a stage."""
+        """Returns the arguments of the command `multidds` for a stage."""
         if stage == "evaluate":
             return ["evaluate", str(self.folder), "--threads", str(self.threads)]
         where = ["--run", str(self.folder)] if stage == "train" else []
@@ -54,7 +54,7 @@ class Planned:
 
 
 def plan(path: Path, experiment: Experiment) -> list[Planned]:
-    """Every run of every block once, in their order. All recipes are read and all configs checked."""
+    """Returns every run of every block once, in their order. All recipes are read and all configs checked."""
     keys = dict.fromkeys(
         key for block in experiment.blocks for key in product(block.settings, block.methods, block.seeds)
     )
@@ -101,7 +101,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def _check_apart(path: Path, runs: list[Planned]) -> None:
-    """One folder of data holds one set of data, and one log the lines of one run."""
+    """Raises a UserError if runs with different data share a folder of data, or two runs a log."""
     prepared: dict[Path, Planned] = {}
     logs: dict[Path, Planned] = {}
     for run in runs:
@@ -120,7 +120,7 @@ def _check_apart(path: Path, runs: list[Planned]) -> None:
 
 
 def flat(table: dict[str, Any], where: str, section: type[Section] = Config, before: str = "") -> dict[str, Any]:
-    """Nested overrides as {section.key: value}. A table that is the value of a key, such as weights, stays whole."""
+    """Returns nested overrides as {section.key: value}. A table that is the value of a key stays whole."""
     overrides: dict[str, Any] = {}
     for name, value in table.items():
         key = before + name
@@ -148,7 +148,7 @@ def _as_overrides(values: dict[str, Any]) -> tuple[str, ...]:
 
 
 def toml_literal(value: Any) -> str:
-    """A value as TOML writes it, on one line."""
+    """Returns a value as TOML writes it, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -73,7 +73,7 @@ class Task:
         )
 
     def ask_to_stop(self, times: int) -> None:
-        """Once: the process stops and saves. Twice: it is killed with all that it has started."""
+        """Asks the process to stop and save; the second time kills it with all that it has started."""
         if not self.runs or self.asked >= times or self.process is None:
             return
         self.asked = times
@@ -92,7 +92,7 @@ class Task:
         return 1 if self.process is None else self.process.wait()
 
     def reason(self, code: int) -> str:
-        """The last line of the process, where errors are, and the place of the rest."""
+        """Returns the last line of the process, where errors are, and the place of the rest."""
         with self.log.open("rb") as file:
             file.seek(max(self.offset, file.seek(0, 2) - 10_000))
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
@@ -173,7 +173,7 @@ class Runner:
             time.sleep(_PAUSE)
 
     def _is_locked(self, task: Task) -> bool:
-        """Whether a process of a call that was killed may still be saving. Later on, train reports it itself."""
+        """Returns whether a process of a call that was killed may still be saving. Later, train reports that itself."""
         if task.stages[0] != "train" or time.monotonic() - self._began > _GRACE:
             return False
         with contextlib.suppress(ImportError, OSError):  # not on Windows; no records yet
@@ -233,13 +233,13 @@ class Runner:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """One thread is one, also for the libraries that count the cores by themselves."""
+    """Returns the environment of a process with so many threads, in all libraries; 0: as many as they want."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if threads else ()
     return os.environ | {"PYTHONUNBUFFERED": "1"} | dict.fromkeys(names, str(threads))
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """Linux: a child whose parent has ended, for any reason, gets SIGINT, and so saves and stops.
+    """Returns a function for a child, so that it gets SIGINT, saves and stops if its parent ends. Linux only.
 
     Between fork and exec little may be called; there are no threads, and libc is loaded before the fork.
     """

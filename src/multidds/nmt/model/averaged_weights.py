@@ -1,7 +1,7 @@
 """Averaged weights: an exponential moving average of a model's parameters, kept beside them while they are trained.
 
-Reads parameters and writes only its own tensors, so training does not depend on it. What is evaluated, exported or
-probed at the average is run inside `swapped`.
+Reads parameters and writes only its own tensors, so training does not depend on it. Evaluation, export and probes at
+the average run inside `swapped`.
 """
 
 import contextlib
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-_EARLY = 10  # before `steps` are reached, the average is over about this fraction (a tenth) of the steps so far
-_SAMPLES = 20  # of the last `steps` steps so many are averaged: neighbours are alike, and each costs memory traffic
+_EARLY = 10  # until `steps` steps are reached, the average is over about the last 1 / 10 of the steps so far
+_SAMPLES = 20  # averaged of the last `steps` steps: neighbours are alike, and each costs memory traffic
 
 
 class AveragedWeights:
@@ -29,7 +29,7 @@ class AveragedWeights:
         self._swapped = False
 
     def update(self, step: int) -> None:
-        """After optimizer step `step`, counted from 1. A function of the step: there is nothing else to save."""
+        """Takes up the parameters after optimizer step `step`, counted from 1, if it is one of the samples."""
         assert not self._swapped, "the averaged weights are in the model"
         if (step - 1) % self.every:
             return
@@ -37,13 +37,13 @@ class AveragedWeights:
         torch._foreach_lerp_(list(self._averages.values()), trained, self.weight(step))
 
     def weight(self, step: int) -> float:
-        """What the parameters after step `step` count in the average, where they are taken up."""
+        """Returns the weight of the parameters after step `step` in the average, a function of the step alone."""
         samples = (step - 1) // self.every + 1
         return max(self.every / self.steps, _EARLY / (_EARLY - 1 + samples))
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """The averaged weights in the model, in place; afterwards the trained ones again, bit for bit."""
+        """Swaps the averaged weights into the model, in place; afterwards the trained ones again, bit for bit."""
         assert not self._swapped, "the averaged weights are in the model already"
         self._exchange()
         try:

@@ -1,7 +1,7 @@
-"""Whether bfloat16 can be used on this CPU: found out by a trial in a child process. Does not import torch.
+"""The use of bfloat16 on this CPU, decided by a trial in a child process. Does not import torch.
 
-Some virtual machines report AMX and do not grant it. oneDNN believes the report, and torch's product of two bfloat16
-matrices ends the process with an illegal instruction. Told to leave AMX alone before its first product, it works.
+Some virtual machines report AMX and do not grant it. oneDNN relies on the report, and torch's product of two bfloat16
+matrices ends the process with an illegal instruction. It works if oneDNN is kept from AMX before its first product.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..common.errors import UserError
 
-# The answer, for this process and those that it starts: "works", "limited" (works where oneDNN is kept from AMX) or
+# The answer, for this process and those that it starts: "works", "limited" (works if oneDNN is kept from AMX) or
 # "never". Set by hand, it takes the place of the trial.
 ANSWER = "MULTIDDS_BFLOAT16"
 LIMIT = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # everything below AMX
@@ -31,7 +31,7 @@ b @ b
 
 
 def answer() -> str:
-    """The trial is made once in a tree of processes, and only where the CPU may have AMX."""
+    """Makes the trial, once in a tree of processes and only if the CPU may have AMX, and returns its result."""
     found = os.environ.get(ANSWER)
     if found not in ("works", "limited", "never"):
         found = "works" if not may_have_amx() or survives() else "limited" if survives(LIMIT) else "never"
@@ -40,7 +40,7 @@ def answer() -> str:
 
 
 def refusal() -> str | None:
-    """Why this process cannot use bfloat16 on its CPU, and what to do; None where it can."""
+    """Returns the reason why this process cannot use bfloat16 on its CPU, with a remedy; None if it can."""
     found, (name, value) = answer(), LIMIT
     if found == "works" or (found == "limited" and os.environ.get(name) == value):
         return None
@@ -50,7 +50,7 @@ def refusal() -> str | None:
 
 
 def limit_onednn(say: Callable[[str], None]) -> None:
-    """For a command that wants bfloat16, before it imports torch: keep oneDNN from AMX where that helps, and say so."""
+    """Keeps oneDNN from AMX if that helps, before torch is imported, and says so."""
     if "torch" in sys.modules or refusal() is None:
         return
     name, value = LIMIT
@@ -61,7 +61,7 @@ def limit_onednn(say: Callable[[str], None]) -> None:
 
 
 def may_have_amx() -> bool:
-    """Elsewhere than on Linux nobody says, and a trial has to."""
+    """Returns whether the CPU reports AMX; True if the system does not report such features."""
     try:
         return "amx" in CPU_FLAGS.read_text(encoding="utf-8")
     except OSError:
@@ -69,7 +69,7 @@ def may_have_amx() -> bool:
 
 
 def survives(limit: tuple[str, str] | None = None) -> bool:
-    """Whether a child process gets through the trial, with a limit for oneDNN in its environment or without."""
+    """Returns whether a child process gets through the trial, with a limit for oneDNN in its environment or without."""
     environment = os.environ | (dict([limit]) if limit else {})
     done = subprocess.run([sys.executable, "-c", TRIAL], env=environment, capture_output=True)
     return done.returncode == 0

@@ -1,7 +1,4 @@
-"""Where a training runs: the device that its config asks for, whether it can do what is wanted of it, and the compiler.
-
-What cannot be used is one sentence with the key that asks for it.
-"""
+"""The device of a training, by its config, with one sentence for a device, precision or compiler that is missing."""
 
 import contextlib
 import os
@@ -15,7 +12,10 @@ from . import bfloat16
 
 
 def device_of(config: Config, processes: int = 1) -> torch.device:
-    """The device of this process, one of so many."""
+    """Returns the device of this process.
+
+    processes: the number of processes of the training.
+    """
     wanted = config.train.device
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,7 +35,7 @@ def device_of(config: Config, processes: int = 1) -> torch.device:
 
 
 def _own(wanted: str) -> str:
-    """With several processes: a GPU for each of a machine, or its CPU for all."""
+    """Returns the device of one of several processes: a GPU for each of a machine, or its CPU for all."""
     if wanted == "cuda":
         place, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if place >= count:
@@ -50,7 +50,7 @@ def _own(wanted: str) -> str:
 
 @contextlib.contextmanager
 def compiler_errors() -> Iterator[None]:
-    """A missing compiler shows at the first step of compiled layers."""
+    """Turns the error of a missing compiler, at the first step of compiled layers, into a UserError."""
     try:
         yield
     except RuntimeError as error:

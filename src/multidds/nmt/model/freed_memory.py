@@ -1,7 +1,7 @@
-"""Freed memory is kept for the next step instead of being returned to the system. Linux with glibc only.
+"""Freed memory, kept for the next step instead of being returned to the system. Linux with glibc only.
 
-glibc gives large blocks back as soon as they are free, and the next step pays for every page again. A process that
-trains asks for the same blocks all the time. Does not import torch.
+glibc returns large blocks as soon as they are free, and the next step pays for every page again. A training needs the
+same blocks at every step. Does not import torch.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _THEIRS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES",
 
 
 def keep_freed_memory() -> bool:
-    """Whether it was done: not on other systems, not if switched off, not if the user has tuned malloc already."""
+    """Sets the thresholds of malloc, unless SWITCH is 0 or the user has set them, and returns whether it did."""
     if os.environ.get(SWITCH) == "0" or any(name in os.environ for name in _THEIRS):
         return False
     if platform.libc_ver()[0] != "glibc":

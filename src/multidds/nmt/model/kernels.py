@@ -231,7 +231,7 @@ class _SummedCrossEntropy(Function):
 
 
 def token_scores(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a validation measures, without gradients, from one pass over the logits in chunks of rows.
+    """Returns the numbers of a validation, without gradients, from one pass over the logits in chunks of rows.
 
     (the summed cross entropy, as above without smoothing []; the log-probability of each correct token [R];
     whether it is the model's first choice [R]).

@@ -37,13 +37,13 @@ def norm(kind: str, width: int) -> nn.Module:
 
 
 class Layout:
-    """How the packed rows of one side are spread out to padded heads for attention, and collected again.
+    """The map from the packed rows of one side to padded heads for attention, and back.
 
     One gather each way, straight into the order that batched matrix products want.
     """
 
     def __init__(self, rows: Rows, heads: int, like: Tensor, parts: tuple[int, ...]) -> None:
-        """parts: of how many projections together there will be rows to spread."""
+        """parts: the numbers of projections whose rows will be spread together."""
         self.rows, self.heads = rows, heads
         padded = like.new_zeros(rows.sentences * rows.longest).index_fill_(0, rows.padding, -math.inf)
         self.no_padding = padded.view(-1, 1, rows.longest).repeat_interleave(heads, 0)  # [B * H, 1, L]
@@ -61,14 +61,14 @@ class Layout:
         return kernels.moved(h.flatten(0, 1), padded, packed, self._holes).view(len(self.rows.places), -1)
 
     def _map(self, parts: int) -> tuple[Tensor, Tensor]:
-        """For each row of [C, B, H, L] its row of [N, C, H], and the other way round."""
+        """Returns for each row of [C, B, H, L] its row of [N, C, H], and the reverse."""
         part, head = self._counts(parts)
         tokens = self.rows.tokens.view(1, -1, 1, self.rows.longest)
         packed = (tokens * parts + part[..., None, None]) * self.heads + head[:, None]  # [C, B, H, L]
         return packed.flatten(), self._padded(self.rows.places, parts).flatten()
 
     def _padded(self, places: Tensor, parts: int) -> Tensor:
-        """The rows of [C, B, H, L] that belong to places in [B, L]. [places, C, H]"""
+        """Returns the rows of [C, B, H, L] that belong to places in [B, L]. [places, C, H]"""
         part, head = self._counts(parts)
         longest = self.rows.longest
         sentence, position = places // longest, places % longest
@@ -133,13 +133,16 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A batch in, its loss out."""
+    """The encoder and decoder: a batch in, its loss out."""
 
     positions: Tensor
 
     def __init__(self, source_tokens: int, target_tokens: int, longest: int, **settings: Any) -> None:
-        """settings: encoder_layers, decoder_layers, width, inner, heads, dropout, attention_dropout,
-        activation_dropout, norm. longest: the largest number of positions."""
+        """
+        source_tokens, target_tokens: the sizes of the vocabularies.
+        longest: the largest number of positions.
+        settings: the keys of [model].
+        """
         super().__init__()
         width = settings["width"]
         self.width, self.heads, self.dropout = width, settings["heads"], settings["dropout"]
@@ -163,17 +166,17 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def compile_layers(self, **options: Any) -> None:
-        """torch.compile for the layers, each kind once for all shapes. The loss goes its own way: in chunks."""
+        """Compiles the layers, each kind once for all shapes. The loss, in chunks, is not compiled."""
         for layer in [*self.encoder, *self.decoder]:
             layer.compile(dynamic=True, **options)
 
     def forward(self, batch: Batch, smoothing: float, each: bool = False) -> Tensor:
-        """The label-smoothed cross entropy (natural logarithm), summed over the target tokens [], or of each [R]."""
+        """Returns the label-smoothed cross entropy in nats, summed over the target tokens [], or of each [R]."""
         of = kernels.token_losses if each else kernels.summed_cross_entropy
         return of(self.hidden(batch), self.target_embedding.weight, batch.target_out, smoothing)
 
     def token_scores(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:  # [], [R], [R]
-        """For validation: the loss without smoothing, each correct token's log-probability, and whether it is first."""
+        """Returns the loss without smoothing, and of each correct token its log-probability and whether it is first."""
         return kernels.token_scores(self.hidden(batch), self.target_embedding.weight, batch.target_out)
 
     def logits(self, batch: Batch) -> Tensor:  # [R, V]
@@ -198,8 +201,8 @@ class Transformer(nn.Module):
         return kernels.dropped(x, self.dropout if self.training else 0.0)
 
 
-def sinusoids(count: int, width: int) -> Tensor:
-    """Position p: sin and then cos of p / 10000^(i / (width / 2 - 1)), i = 0 .. width / 2 - 1. [count, width]"""
+def sinusoids(count: int, width: int) -> Tensor:  # [count, width]
+    """Returns for position p sin and then cos of p / 10000^(i / (width / 2 - 1)), i = 0 .. width / 2 - 1."""
     half = width // 2
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000.0) / max(half - 1, 1)))
     angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
@@ -207,6 +210,6 @@ def sinusoids(count: int, width: int) -> Tensor:
 
 
 def make_model(config: Config, vocabulary: Mapping[str, Sequence[str]]) -> Transformer:
-    """The model that a config describes, for the tokens of both sides."""
+    """Returns the model that a config describes, for the tokens of both sides."""
     longest = config.data.max_length + 2  # a tag and </s>
     return Transformer(len(vocabulary["source"]), len(vocabulary["target"]), longest, **config.model.model_dump())

@@ -123,13 +123,14 @@ class NoisyPairs:
         return self._features.rows([origin for part in parts for origin in part.origins])
 
     def _sentence_losses(self, model: nn.Module, batches: list[Batch]) -> Tensor:  # [B]
-        """The mean loss of the target tokens of each sentence."""
+        """Returns the mean loss of the target tokens of each sentence."""
         return torch.cat([per_sentence(batch, self._losses(model, batch)) for batch in batches])
 
     def dev_loss(self, model: nn.Module, parts: list[DevPart], contrast: float) -> Tensor:
-        """The mean loss of target tokens; its gradient less `contrast` times that of the loss behind other sources. []
+        """Returns the mean loss of target tokens. []
 
-        The difference is what only right pairs teach: wrong ones teach the target language, too.
+        Its gradient is less by `contrast` times that of the loss behind other sources: the difference is what only
+        right pairs teach; wrong ones teach the target language, too.
         """
         total = torch.zeros(())
         for own, shuffled in parts:
@@ -159,14 +160,14 @@ class NoisyPairs:
         self._chances = {}
 
     def trust(self, origins: Sequence[Origin]) -> Tensor:
-        """The product of the trusts of all scorers in each sentence pair, from 0 to 1. # [B]"""
+        """Returns the product of the trusts of all scorers in each sentence pair, from 0 to 1. # [B]"""
         product = torch.ones(len(origins), dtype=torch.float64)
         for scorer in self.scorers:
             product = product * scorer.keep_probabilities([Pairs(origins)]).double().cpu()
         return product
 
     def chances(self, origins: Sequence[Origin]) -> list[float]:
-        """The chance of each sentence pair to be trained on if it is drawn."""
+        """Returns the chance of each sentence pair to be trained on if it is drawn."""
         if len(self._chances) > _MOST_CHANCES:
             self._chances = {}
         if new := [origin for origin in origins if origin not in self._chances]:
@@ -182,7 +183,7 @@ class NoisyPairs:
         return self._weights.record(step, self._skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, and under "tensors" what is not."""
+        """Returns plain values, and under "tensors" the tensors."""
         tensors = self._weights.state_dict()
         states = [scorer.state_dict() for scorer in self.scorers]
         for place, state in enumerate(states):
@@ -210,7 +211,7 @@ def _check_length(settings: ExamplesSettings, steps: float, updates: int) -> Non
 
 
 def _parameters(model: nn.Module, which: str) -> list[nn.Parameter]:
-    """The parameters whose gradients count: "all", or those that depend on the "source" alone.
+    """Returns the parameters whose gradients count: "all", or those that depend on the "source" alone.
 
     The rest of the model learns the target language, from wrong targets too.
     """

@@ -38,7 +38,7 @@ class PairFeatures:
         self._rows: dict[tuple[str, int], tuple[float, ...]] = {}  # those computed so far
 
     def rows(self, origins: Iterable[tuple[str, int]]) -> Tensor:
-        """The FEATURES of sentence pairs, each given by its language pair and its number there. # [B, F]"""
+        """Returns the FEATURES of sentence pairs, each given by its language pair and its number there. # [B, F]"""
         if len(self._rows) > _MOST_ROWS:
             self._rows = {}
         rows = []
@@ -55,20 +55,20 @@ class PairFeatures:
         return (*self._lexicon.fit(name, i), there, back, float(there == back == 1), distance)
 
     def _shares(self, name: str, i: int) -> tuple[float, float]:
-        """The share of target words and marks that stand in the source too, and the other way round."""
+        """Returns the share of target words and marks that stand in the source too, and the other way round."""
         source, target = (_WORDS.findall(side.lower()) for side in self._data[name].text(i, self._vocabulary))
         return _share(target, set(source)), _share(source, set(target))
 
 
 def per_sentence(batch: Batch, values: Tensor) -> Tensor:  # [R] -> [B]
-    """The mean of values of target tokens over each sentence."""
+    """Returns the mean of values of target tokens over each sentence."""
     sentences = (batch.target_rows.places // batch.target_rows.longest).to(values.device)
     sums = values.new_zeros(batch.sentences, dtype=torch.float64).index_add_(0, sentences, values.double())
     return sums / torch.bincount(sentences, minlength=batch.sentences)
 
 
 def _usual_ratio(sentences: Sentences) -> float:
-    """The mean of log(target length / source length) over a sample from all parts of a dataset."""
+    """Returns the mean of log(target length / source length) over a sample from all parts of a dataset."""
     places = np.linspace(0, len(sentences) - 1, min(len(sentences), _SAMPLE)).astype(int).tolist()
     sizes = np.array([sentences.sizes(i) for i in places], np.float64)
     return float(np.log(sizes[:, 1] / sizes[:, 0]).mean())

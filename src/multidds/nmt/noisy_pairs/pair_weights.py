@@ -30,7 +30,7 @@ class PairWeights:
             self._weights[name][i] = weight
 
     def record(self, step: int, skipped: str | None) -> Scored:
-        """The distribution of the weights, and the sentence pairs at its ends.
+        """Returns the distribution of the weights, and the sentence pairs at its ends.
 
         skipped: the reason if the last update changed nothing.
         """
@@ -48,7 +48,7 @@ class PairWeights:
         )
 
     def _ranked(self) -> list[Origin]:
-        """The sentence pairs of the lowest and of the highest weights, the lowest first; ties by dataset and number."""
+        """Returns the sentence pairs of the lowest and highest weights, the lowest first."""
         found = []
         for name, weights in self._weights.items():
             seen = np.flatnonzero(weights >= 0)

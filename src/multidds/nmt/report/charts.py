@@ -30,7 +30,7 @@ def area(
     title: str,
     limit: float = 1.0,
 ) -> Markup:
-    """Shares on top of each other. A mixture holds until the next one; the prior is a column of its own before it.
+    """Returns shares on top of each other, and before them the prior as a column. A mixture holds until the next one.
 
     bands: {name: share at every step}.
     prior: {name: share}; empty: there is no column.
@@ -65,7 +65,7 @@ def lines(
     colours: Mapping[str, str] | None = None,
     first: float | None = None,
 ) -> Markup:
-    """One line for each of the series.
+    """Returns one line for each of the series.
 
     series: {name: [(step, value), ...]}.
     what: the y axis.
@@ -107,7 +107,7 @@ def lines(
 def dots(
     rows: Sequence[str], series: Mapping[str, Mapping[str, float]], what: str, title: str, log: bool = False
 ) -> Markup:
-    """A row for each name, a dot in it for each of the series {label: {row: value}}. log: a logarithmic axis."""
+    """Returns a row for each name, with a dot for each of the series {label: {row: value}}. log: a logarithmic axis."""
     colours = colours_of(series)
     values = [value for values in series.values() for value in values.values() if value > 0 or not log]
     if not values:
@@ -142,7 +142,7 @@ def dots(
 def heat(
     dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[float]]]], title: str
 ) -> Markup:
-    """Cosines [dev, train] at several steps: a table in colours, and a slider over the steps."""
+    """Returns cosines [dev, train] at several steps: a table in colours, and a slider over the steps."""
     tables = evenly(tables, _TABLES)
     highest = max((abs(cosine) for _, table in tables for row in table for cosine in row), default=1.0) or 1.0
     head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in train)
@@ -167,7 +167,7 @@ def heat(
 
 
 def heat_colour(value: float) -> str:
-    """The background of a cell for a value from -1 to 1: blue above 0, red below."""
+    """Returns the background of a cell for a value from -1 to 1: blue above 0, red below."""
     colour = "68,119,170" if value >= 0 else "221,84,98"
     return f"background:rgba({colour},{abs(value):.2f})"
 
@@ -178,7 +178,7 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def percent(share: float) -> str:
-    """'67%', '2.5%', '0.031%'"""
+    """Formats a share: '67%', '2.5%', '0.031%'."""
     value = 100 * share
     return f"{value:.0f}%" if value >= 9.95 or abs(value - round(value)) < 1e-9 else f"{value:.2g}%"
 
@@ -226,7 +226,7 @@ def _series(values: Mapping[str, Sequence[float | None]], colours: Mapping[str, 
 
 
 def _placed(x0: float, x1: float, y0: float, y1: float) -> Callable[[tuple[float, float]], tuple[float, float]]:
-    """The function from values to the drawing's own coordinates; values above the axis are cut off there."""
+    """Returns the function from values to the drawing's own coordinates; values above the axis are cut off there."""
     wide, tall = (x1 - x0) or 1.0, (y1 - y0) or 1.0
     return lambda xy: (
         _WIDTH * (xy[0] - x0) / wide,
@@ -263,7 +263,7 @@ def _share(value: float, low: float, high: float) -> str:
 
 
 def _ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from low to high."""
+    """Returns round numbers from low to high."""
     size = (high - low) / about
     if not size > 0:
         return [low]

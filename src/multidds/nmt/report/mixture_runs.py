@@ -102,7 +102,7 @@ def read_moments(folder: Path) -> list[Moment]:
 
 
 def groups_of(runs: Iterable[MixtureRun]) -> list[tuple[str, list[MixtureRun]]]:
-    """[(name, runs on the same datasets)]; labels that two of them share become their folders."""
+    """Returns [(name, runs on the same datasets)]; labels that two of them share become their folders."""
     by_names: dict[frozenset[str], list[MixtureRun]] = {}
     for run in runs:
         by_names.setdefault(frozenset(run.names), []).append(run)
@@ -130,7 +130,7 @@ class Row:
 
 
 def rows_of(runs: Sequence[MixtureRun]) -> list[Row]:
-    """The rows of charts of runs on the same datasets, in the same colours; without those that are empty."""
+    """Returns the rows of charts of runs on the same datasets, in the same colours; without those that are empty."""
     if not runs:
         return []
     names = top_movers(runs[0].moments, charts.MOST)
@@ -210,7 +210,7 @@ def _dev_losses(run: MixtureRun, names: Sequence[str], colours: Mapping[str, str
 
 
 def _points(moments: Sequence[Moment], key: str, names: Sequence[str] = ()) -> Series:
-    """{name: [(step, value), ...]} of a group, of these names (all if there are none) with at least two values."""
+    """Returns {name: [(step, value), ...]} of a group. names: those wanted; none: all that have two values."""
     wanted = names or dict.fromkeys(name for moment in moments for name in moment.groups.get(key, {}))
     points = {
         name: [(float(m.step), m.groups[key][name]) for m in moments if name in m.groups.get(key, {})]

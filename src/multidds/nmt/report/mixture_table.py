@@ -9,7 +9,7 @@ _MOST_ROWS = 200
 
 
 def mixture_table(key: str, run: MixtureRun) -> ReportTable:
-    """A row for each dataset, those that moved most first."""
+    """Returns a row for each dataset, those that moved most first."""
     start, last = run.start, run.moments[-1]
     order = movers(last.mixture, dict.fromkeys(last.mixture, 0.0) | start, len(last.mixture))
     columns = {

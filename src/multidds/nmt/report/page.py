@@ -102,7 +102,7 @@ def _write(settings: list[Setting], mixture_runs: list[MixtureRun], out: Path, s
 
 
 def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> Section:
-    """The section of runs of ours."""
+    """Returns the section of runs of ours."""
     chosen = tables.main_method(setting)
     others = [label for label in setting.labels if setting.of(label)[0].learned]
     labels = [label for label in (chosen, setting.best_baseline, *others) if label] or setting.labels[:1]
@@ -125,7 +125,7 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
 
 
 def _section_of_mixture_runs(name: str, runs: list[MixtureRun], out: Path) -> Section:
-    """The section of runs of other trainers."""
+    """Returns the section of runs of other trainers."""
     section = Section(name, tiles=_tiles(runs[:1]), rows=rows_of(runs[:_SHOWN]), labelled=len(runs) > 1)
     section.summaries = [run.sentence() for run in runs[:_SHOWN]]
     for run in runs:
@@ -143,7 +143,7 @@ def _write_figure(key: str, canvas: Any, out: Path) -> str:
 
 
 def _tiles(runs: Sequence[MixtureRun], compared: ReportTable | None = None) -> list[tuple[str, str]]:
-    """The few numbers that matter, of the run that a section is about."""
+    """Returns the few numbers that matter, of the run that a section is about."""
     tiles = []
     if compared is not None and compared.rows:
         average = compared.rows[-1]
@@ -168,7 +168,7 @@ def _page(**content: Any) -> str:
 
 
 def _comparison() -> tables.Compare:
-    """The test of significance, or the scores alone if sacreBLEU is not installed (extra: nmt)."""
+    """Returns the test of significance, or the scores alone if sacreBLEU is not installed (extra: nmt)."""
     try:
         from ..evaluation.significance import compare
     except ImportError:
@@ -177,7 +177,7 @@ def _comparison() -> tables.Compare:
 
 
 def as_csv(table: ReportTable) -> str:
-    """Numbers in full, without marks, for programs."""
+    """Returns numbers in full, without marks, for programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(table.columns.values())
@@ -187,7 +187,7 @@ def as_csv(table: ReportTable) -> str:
 
 
 def as_latex(table: ReportTable) -> str:
-    """A booktabs tabular, with bold and stars as on the page."""
+    """Returns a booktabs tabular, with bold and stars as on the page."""
     numeric = [any(row[key].number is not None for row in table.rows) for key in table.columns]
     lines = [
         f"% {printable(table.title)}",

@@ -12,7 +12,7 @@ from .tables import ReportTable, number, text
 
 
 def pair_tables(setting: Setting) -> Iterator[ReportTable]:
-    """Two tables for each method that weighs sentence pairs, by its first seed and its last record."""
+    """Yields two tables for each method that weighs sentence pairs, by its first seed and its last record."""
     for label in setting.labels:
         run = setting.of(label)[0]
         if records := [record for record in run.records if isinstance(record, Scored)]:

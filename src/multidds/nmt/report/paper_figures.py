@@ -65,7 +65,7 @@ class Figure:
 
 
 def figures_of(setting: Setting) -> Iterator[Figure]:
-    """All figures that the runs of a setting can fill."""
+    """Yields all figures that the runs of a setting can fill."""
     chosen = main_method(setting)
     others = [label for label in reversed(setting.labels) if label != chosen and setting.of(label)[0].learned]
     learned = [run for label in (chosen, *others) for run in _first(setting, label)]
@@ -104,7 +104,7 @@ def usage_of_both(setting: Setting) -> Figure | None:
 
 
 def rewards(setting: Setting, run: Run) -> Figure | None:
-    """Both rewards of every update, which take its alignment table."""
+    """Returns both rewards of every update, which take its alignment table."""
     if not run.alignments:
         return None
     panels = {
@@ -135,7 +135,7 @@ def reward_variance(setting: Setting, run: Run) -> Figure | None:
 
 
 def variances(run: Run, reward: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """(step, variance over datasets) and (step, mean over datasets of the variance over a window of updates)."""
+    """Returns the variance over datasets by step, and the variance over a window of updates, averaged over datasets."""
     values = [(step, table.rewards[reward]) for step, table in run.alignments]
     within = [(float(step), statistics.variance(of.values())) for step, of in values if len(run.names) > 1]
     over = []

@@ -168,7 +168,7 @@ class Setting:
         return sorted({run.label for run in self.runs}, key=lambda label: (place(label), label))
 
     def of(self, label: str) -> list[Run]:
-        """The runs of a method, by seed."""
+        """Returns the runs of a method, by seed."""
         return sorted((run for run in self.runs if run.label == label), key=lambda run: run.seed)
 
     def scored(self, label: str) -> list[Run]:
@@ -185,7 +185,7 @@ class Setting:
         return max(static, key=lambda label: self.mean_bleu(label) or 0.0, default=None)
 
     def learned_with(self, method: str, priority: str = "regular") -> str | None:
-        """The plainest method of this reward and priority, if there is one."""
+        """Returns the plainest method of this reward and priority, if there is one."""
         first = {label: self.of(label)[0] for label in self.labels}
         fitting = [
             (bool(run.variant), len(label), label)
@@ -195,7 +195,7 @@ class Setting:
         return min(fitting)[-1] if fitting else None
 
     def by_priority(self) -> dict[str, str | None]:
-        """{priority: the plainest method with it}, of the first reward and rule that has low or high priority."""
+        """Returns {priority: the plainest method with it} of one rule: the first with low or high priority."""
         for method in ("multidds-s", "anchored"):
             labels = {name: self.learned_with(method, name) for name in ("regular", "low", "high")}
             if labels["low"] or labels["high"]:
@@ -204,7 +204,7 @@ class Setting:
 
 
 def label_of(mixture: MixtureSettings) -> str:
-    """The name of a method in a report."""
+    """Returns the name of a method in a report."""
     prior = {
         "temperature": f"temperature {mixture.temperature:g}",
         "unimax": f"UniMax {mixture.max_passes:g}",
@@ -223,7 +223,7 @@ def label_of(mixture: MixtureSettings) -> str:
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[MixtureRun]]:
-    """(our runs, runs of other trainers that have a history of their mixture) of folders and below them."""
+    """Returns (our runs, runs of other trainers that have a history of their mixture) of folders and below them."""
     runs: dict[Path, Run] = {}
     mixture_runs: dict[Path, MixtureRun] = {}
     for folder in folders:
@@ -259,14 +259,14 @@ def _read(folder: Path) -> Run:
 
 
 def mixture_run_of(run: Run) -> MixtureRun:
-    """The mixture of one of our runs, and its validations."""
+    """Returns the mixture of one of our runs, and its validations."""
     validations = {name: [(float(r.step), r.dev_loss[name]) for r in run.validations] for name in run.names}
     label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
     return MixtureRun(label, run.folder, read_moments(run.folder), validations)
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:
-    """Runs grouped by setting, each named so that different ones never share a label."""
+    """Groups runs by setting, and names them so that different ones never share a label."""
     groups: dict[tuple[str, tuple[str, ...]], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.setting, run.names), []).append(run)
@@ -293,7 +293,7 @@ def _name_variants(runs: list[Run]) -> None:
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """The keys, beyond what labels say, in which two runs differ."""
+    """Returns the keys, beyond what labels say, in which two runs differ."""
     keys = [key for key in changed_keys(one.config, other.config) if key not in _IGNORED]
     both_learned = one.learned and other.learned
     return [key for key in keys if both_learned or not key.startswith("mixture.")]

@@ -69,13 +69,13 @@ def text(value: object) -> Cell:
 
 @cache
 def published() -> dict[str, Any]:
-    """The numbers of the paper, by setting."""
+    """Returns the numbers of the paper, by setting."""
     loaded: dict[str, Any] = json.loads(files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
     return loaded
 
 
 def published_for(setting: Setting) -> dict[str, Any]:
-    """The numbers of the paper for a setting that is one of its own, by [data] setting of the resolved config."""
+    """Returns the numbers of the paper for its own settings, by `[data] setting`; empty for others."""
     facts: dict[str, Any] = published()["settings"].get(setting.runs[0].config.data.setting, {})
     return facts if set(facts.get("sizes", ())) == set(setting.pairs) else {}
 
@@ -105,7 +105,7 @@ def average_bleu(settings: Sequence[Setting]) -> ReportTable:
 
 
 def by_language(setting: Setting, compare: Compare) -> ReportTable:
-    """BLEU per language pair of the learned mixture and the best baseline, with significance."""
+    """Compares the learned mixture and the best baseline by BLEU per language pair, with significance."""
     table = ReportTable(f"languages.{setting.name}", f"{setting.name}: BLEU per language pair")
     baseline, learned = setting.best_baseline, main_method(setting)
     if baseline is None or learned is None or not setting.scored(learned):
@@ -141,7 +141,7 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
 
 
 def _compared_cells(both: Mapping[str, Any], tested: bool) -> Row:
-    """The scores of a pair, the better one bold, with a star if it is significantly better."""
+    """Returns the scores of a pair, the better one bold, with a star if it is significantly better."""
     difference = both["bleu"] - both["against"]
     star = both["p"] < SIGNIFICANT
     return {
@@ -200,7 +200,7 @@ def step_ahead(settings: Sequence[Setting]) -> ReportTable:
 
 
 def _with_paper(setting: Setting, labels: Mapping[str, str | None], key: str) -> list[Row]:
-    """A row of average BLEU, and one of the paper's for the same methods if it has the setting."""
+    """Returns a row of average BLEU, and one of the paper's for the same methods if it has the setting."""
     means = {name: number(setting.mean_bleu(label) if label else None) for name, label in labels.items()}
     rows = [{"setting": text(setting.name)} | means]
     if paper := published_for(setting).get(key):
@@ -317,7 +317,7 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
 
 
 def main_method(setting: Setting) -> str | None:
-    """The learned mixture that a report is about: the default's if there is one, else MultiDDS-S."""
+    """Returns the learned mixture that a report is about: the default's if there is one, else MultiDDS-S."""
     for method in ("anchored", "multidds-s", "multidds", "moving-average"):
         if (label := setting.learned_with(method)) is not None:
             return label
@@ -325,7 +325,7 @@ def main_method(setting: Setting) -> str | None:
 
 
 def summary(setting: Setting, table: ReportTable) -> str:
-    """One sentence on the table of `by_language`, which has rows."""
+    """Returns one sentence on the table of `by_language`, which has rows."""
     *pairs, average = table.rows
     tested = "p" in table.columns
     better, worse = (
@@ -339,7 +339,7 @@ def summary(setting: Setting, table: ReportTable) -> str:
 
 
 def _seeds(setting: Setting, before: str = "") -> list[str]:
-    """A note on the methods with several seeds, if there are some."""
+    """Returns a note on the methods with several seeds, if there are some."""
     counts = {label: len(setting.scored(label)) for label in setting.labels}
     several = [f"{before}{label}: {count}" for label, count in counts.items() if count > 1]
     return [f"Means over seeds ({'; '.join(several)})."] if several else []

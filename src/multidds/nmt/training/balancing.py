@@ -30,9 +30,14 @@ def make_balancer(
     dev: Mapping[str, Sentences],
     priority: str | dict[str, float],
 ) -> Balancer | None:
-    """None where the mixture is static. loss: per token, of a probe batch in parts.
+    """Returns the balancer of a config; None if its mixture is static.
 
-    Of very many pairs, where the budget buys too few updates that look at all of them, each looks at a part.
+    mixture: the mixture that it moves.
+    loss: the mean loss per token of a probe batch, which comes in parts.
+    train, dev: the sentences to probe.
+    priority: the weights of the dev sets at the start.
+
+    With so many language pairs that the budget buys too few updates that probe all of them, each probes a part.
     """
     settings = config.mixture
     if settings.method == "static":
@@ -72,12 +77,12 @@ def make_balancer(
 
 
 def _probed(config: Config) -> dict[str, str]:
-    """{dataset: the one whose gradients it is rewarded for}: itself, but for the control that shuffles them."""
+    """Returns {dataset: the dataset whose gradients give its reward}: itself, unless rewards are shuffled."""
     names = list(config.data.names)
     if config.mixture.method != "shuffled":
         return {name: name for name in names}
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(config.train.seed)).tolist()
-    return {names[i]: names[j] for i, j in zip(order, [*order[1:], order[0]], strict=True)}  # nobody its own
+    return {names[i]: names[j] for i, j in zip(order, [*order[1:], order[0]], strict=True)}  # none its own
 
 
 def _reward(settings: MixtureSettings) -> Reward:

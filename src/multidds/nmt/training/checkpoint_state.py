@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def saved(run: "Training") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, everything else that the next steps depend on)
+    """Returns (tensors, everything else that the next steps depend on)
 
     The first part of a tensor's name is one of model, optimizer, averaged, random, balancer, examples.
     """

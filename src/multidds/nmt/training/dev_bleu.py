@@ -31,7 +31,7 @@ def dev_bleu(
     threads: int,
     processes: Processes | None = None,
 ) -> tuple[dict[str, float], str]:
-    """({language pair: BLEU}, sacreBLEU's signature) of a model with these weights, translating as [translate] says.
+    """Returns {language pair: BLEU} of a model with these weights, and sacreBLEU's signature.
 
     Processes divide the dev sets. A dev set is translated as a whole, so that its batches do not depend on them.
     """
@@ -76,6 +76,6 @@ def bleu_of(
 
 
 def evenly_spaced(size: int, count: int) -> list[int]:
-    """At most `count` of `size` sentences: neighbours in a file are often alike."""
+    """Returns at most `count` of `size` sentences: neighbours in a file are often alike."""
     count = min(size, count)
     return [i * size // count for i in range(count)]

@@ -18,7 +18,7 @@ SMALLEST, LARGEST = 1000, 4000  # tokens of a probe batch; below, a reward is mo
 
 
 def planned_sentences(config: Config, data: Mapping[str, Sentences]) -> float:
-    """The number of sentence pairs that the whole training will see."""
+    """Returns the number of sentence pairs that the whole training will see."""
     total = sum(len(sentences) for sentences in data.values())
     return planned_steps(config, data) * config.train.tokens / (_all_tokens(data) / total)
 
@@ -33,63 +33,63 @@ def _all_tokens(data: Mapping[str, Sentences]) -> float:
 
 
 def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
-    """Linear from `start` over the warm-up, then with the inverse square root of the step, counted from 1."""
+    """Rises linearly from `start` over the warm-up, then falls with the square root of the step, counted from 1."""
     if step <= warmup:
         return start + (peak - start) * step / warmup
     return peak * math.sqrt(max(warmup, 1) / step)
 
 
 def probe_shape(settings: MixtureSettings) -> tuple[int, int]:
-    """(number, tokens) of the probe batches of a dataset. The default rule compares halves: it cuts a single batch."""
+    """Returns (number, tokens) of a dataset's probe batches. The default rule compares halves and cuts a single one."""
     if settings.method in ("anchored", "shuffled") and settings.probe_batches == 1:
         return 2, max(1, settings.probe_tokens // 2)
     return settings.probe_batches, settings.probe_tokens
 
 
 def probe_passes(config: Config) -> int:
-    """Forward and backward passes of an update, each over one probe batch."""
+    """Returns forward and backward passes of an update, each over one probe batch."""
     if in_parts(config):
         return int(part_budget(config.mixture, config.train.tokens) * config.mixture.every)
     return _whole_passes(config)
 
 
 def probe_share(config: Config) -> float:
-    """Tokens of probes per token of training."""
+    """Returns tokens of probes per token of training."""
     return config.mixture.probe_budget if in_parts(config) else _whole_share(config)
 
 
 def in_parts(config: Config) -> bool:
-    """Whether an update probes a part of the language pairs: `every` and the budget allow no more."""
+    """Returns whether an update probes a part of the language pairs: `every` and the budget allow no more."""
     budget = config.mixture.probe_budget
     return budget > 0 and _may_probe_parts(config) and _whole_share(config) > budget * (1 + 1e-9)
 
 
 def part_budget(settings: MixtureSettings, tokens: float) -> float:
-    """Probe batches per training batch of so many tokens."""
+    """Returns probe batches per training batch of so many tokens."""
     return settings.probe_budget * tokens / settings.probe_tokens
 
 
 def _whole_passes(config: Config) -> int:
-    """Passes of an update that probes all language pairs."""
+    """Returns passes of an update that probes all language pairs."""
     pairs, settings = len(config.data.names), config.mixture
     return (pairs + pairs * pairs if settings.step_ahead else 2 * pairs) * settings.probe_batches
 
 
 def _whole_share(config: Config) -> float:
-    """Tokens of probes per token of training, if every update probes all language pairs."""
+    """Returns tokens of probes per token of training, if every update probes all language pairs."""
     settings = config.mixture
     return _whole_passes(config) * settings.probe_tokens / (settings.every * config.train.tokens)
 
 
 def _may_probe_parts(config: Config) -> bool:
-    """A step ahead and moving averages need all language pairs."""
+    """Returns whether updates may probe a part: a step ahead and moving averages need all language pairs."""
     settings = config.mixture
     learned = settings.method in ("anchored", "shuffled", "multidds", "multidds-s")
     return learned and not settings.step_ahead and len(config.data.names) > ALL_PAIRS
 
 
 def within_budget(config: Config, steps: float, resumed: Config | None = None) -> Config:
-    """The config with `every` and `probe_tokens` chosen for its budget; unchanged if there is none.
+    """Returns the config with `every` and `probe_tokens` chosen for its budget; unchanged if there is none.
 
     steps: the planned number of optimizer steps.
     resumed: the config of the run that is resumed.
@@ -106,7 +106,7 @@ def within_budget(config: Config, steps: float, resumed: Config | None = None) -
 
 
 def _within_budget(config: Config, steps: float) -> tuple[int, int]:
-    """(every, probe_tokens) of a new training of so many steps."""
+    """Returns (every, probe_tokens) of a new training of so many steps."""
     passes = _whole_passes(config)
     budget = config.mixture.probe_budget * config.train.tokens  # tokens of probes per step
     smallest = max(SMALLEST, config.data.max_length + 2)

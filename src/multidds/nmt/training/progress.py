@@ -78,7 +78,7 @@ class RecentLosses:
         self._steps.append((loss, batches, tokens))
 
     def checked(self, step: int, run: Path) -> float:
-        """The loss per token of the newest one, `step`; a UserError if one of them was not finite in any process."""
+        """Returns the loss per token of the newest step; a UserError if a loss was not finite in any process."""
         losses = torch.stack([loss for loss, _, _ in self._steps]).tolist()
         totals = self._processes.summed(losses)
         first = step - len(losses) + 1

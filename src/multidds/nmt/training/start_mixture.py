@@ -15,7 +15,7 @@ from .length import planned_sentences, planned_steps
 
 
 def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun | None = None) -> Mixture:
-    """The mixture of `[mixture] prior` for these training sets.
+    """Returns the mixture of `[mixture] prior` for these training sets.
 
     earlier: the run that the training starts from. If it has learned a mixture of some of these datasets, that takes
         the place of "planned", and only new datasets get the share of the plan.
@@ -43,13 +43,13 @@ def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun 
 
 
 def _learned_by(earlier: EarlierRun) -> dict[str, float]:
-    """The mixture after the last update of a run; empty if there was none."""
+    """Returns the mixture after the last update of a run; empty if there was none."""
     updates = [record for record in read_records(earlier.weights.parent) if isinstance(record, Updated)]
     return updates[-1].mixture if updates else {}
 
 
 def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Schedule | None:
-    """The schedule of `[mixture] schedule`; None if there is none."""
+    """Returns the schedule of `[mixture] schedule`; None if there is none."""
     kind = config.mixture.schedule
     if kind == "none":
         return None

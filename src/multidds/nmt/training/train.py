@@ -26,7 +26,7 @@ from ..model.averaged_weights import AveragedWeights
 from ..model.device import compiler_errors, device_of
 from ..model.freed_memory import keep_freed_memory
 from ..model.transformer import make_model
-from ..noisy_pairs.noisy_pairs import NoisyPairs
+from ..noisy_pairs import NoisyPairs
 from ..prepare import Prepared
 from ..runs import checkpoints
 from ..runs.earlier_run import earlier_run
@@ -139,7 +139,7 @@ class Training:
             self._record(Started(step=0, mixture=self.mixture.probabilities))
 
     def first_lines(self) -> list[str]:
-        """Messages about the checkpoint that the training goes on from, and about those that could not be used."""
+        """Returns messages about the checkpoint that is resumed, and about those that could not be used."""
         if not self.progress.step or self.progress.finished:
             return self.passed_over
         return [
@@ -148,7 +148,10 @@ class Training:
         ]
 
     def make_stream(self, chances: Chances | None) -> Stream:
-        """chances: the probability of each drawn sentence pair to be trained on; None: all are."""
+        """Returns the training batches.
+
+        chances: the probability of each drawn sentence pair to be trained on; None: all are.
+        """
         settings = self.config.train
         return Stream(
             self.data,
@@ -309,7 +312,7 @@ class Training:
         return bool(every) and self.progress.step % every == 0
 
     def at_averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """The model with its averaged weights, if there are any: they are evaluated and kept as the best."""
+        """Swaps the averaged weights in, if there are any: they are evaluated and kept as the best."""
         return contextlib.nullcontext() if self.averaged is None else self.averaged.swapped()
 
     def validate(self, show: Display) -> None:
@@ -367,7 +370,7 @@ class Training:
         return measured
 
     def _translated(self) -> dict[str, Any]:
-        """BLEU of part of the dev sets with its signature."""
+        """Returns BLEU of part of the dev sets with its signature."""
         from .dev_bleu import dev_bleu
 
         weights, threads = self.model.state_dict(), torch.get_num_threads()

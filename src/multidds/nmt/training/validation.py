@@ -1,7 +1,6 @@
-"""Validation: what one pass over the dev sets measures under teacher forcing, and which model it makes the best.
+"""Validation: the measures of one pass over the dev sets under teacher forcing, and the comparison of models by them.
 
-Dev loss, token accuracy, expected accuracy and soft BLEU come from the probabilities of the correct tokens. When to
-validate, and what follows for a run, is the loop's.
+Dev loss, token accuracy, expected accuracy and soft BLEU come from the probabilities of the correct tokens.
 """
 
 import math
@@ -18,15 +17,18 @@ from ..common.processes import Processes
 from ..model.transformer import Transformer
 
 ORDERS = (1, 2, 3, 4)  # the lengths of the n-grams, as in BLEU
-MEASURES = {  # [train] select -> what its value is called
-    "loss": "dev loss", "accuracy": "expected accuracy", "soft-bleu": "soft BLEU", "translation": "dev BLEU",
+MEASURES = {  # {[train] select: name of its value}
+    "loss": "dev loss",
+    "accuracy": "expected accuracy",
+    "soft-bleu": "soft BLEU",
+    "translation": "dev BLEU",
     "last": "dev loss",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one model, each as {language pair: value} over all target tokens of its dev set, </s> included."""
+    """Measures of one model, as {language pair: value} over all target tokens of its dev set, </s> included."""
 
     dev_loss: dict[str, float]  # natural logarithm, without label smoothing
     accuracy: dict[str, float]  # share of the tokens that are the model's first choice
@@ -37,7 +39,7 @@ class Measured:
         return {kind: mean_of(values) for kind, values in asdict(self).items()}
 
     def value(self, select: str) -> float:
-        """What models are compared by; "translation" has its own."""
+        """Returns the mean by which models are compared; that of "translation" is not among these measures."""
         kind = {"accuracy": "expected_accuracy", "soft-bleu": "soft_bleu"}.get(select, "dev_loss")
         return self.means()[kind]
 
@@ -47,7 +49,7 @@ def mean_of(values: Mapping[str, float]) -> float:
 
 
 def is_better(select: str, value: float, best: float | None) -> bool:
-    """Whether a model replaces the best one so far (None: there is none)."""
+    """Returns whether a model replaces the best one so far (None: there is none)."""
     if select == "last":
         return True
     if not math.isfinite(value) or best is None:
@@ -63,12 +65,12 @@ def measure(
     device: torch.device,
     processes: Processes | None = None,
 ) -> Measured:
-    """The model as it is: the caller has set it to eval, and autocast where it is wanted.
+    """Measures a model on all dev sets; the caller has set it to eval, and autocast if wanted.
 
-    Processes share the batches and add up in the same order what they found, so that it does not depend on them.
+    Processes divide the batches and add up all sums in the same order, so that the result does not depend on them.
     """
     processes = processes or Processes()
-    names: list[str] = []  # of all batches, here and elsewhere
+    names: list[str] = []  # of the batches of all processes
     rows = []
     for name, sentences in dev.items():
         for items in evaluation_items(sentences, batch_tokens):
@@ -76,29 +78,30 @@ def measure(
                 rows.append(_sums(model, assemble(items).to(device)))
             names.append(name)
     shares = processes.gathered(torch.stack(rows).tolist() if rows else [])
-    found = Measured({}, {}, {}, {})
+    measured = Measured({}, {}, {}, {})
     for name, sentences in dev.items():
         places = [divmod(i, processes.size) for i, of in enumerate(names) if of == name]
         values = np.array([shares[rank][i] for i, rank in places], np.float32)
         loss, correct, *products = np.cumsum(values, axis=0, dtype=np.float32)[-1].tolist()  # one after another
         counts = ngram_counts(sentences.target_lengths)
-        found.dev_loss[name] = loss / counts[0]
-        found.accuracy[name] = correct / counts[0]
-        found.expected_accuracy[name] = products[0] / counts[0]
-        found.soft_bleu[name] = soft_bleu(products, counts)
-    return found
+        measured.dev_loss[name] = loss / counts[0]
+        measured.accuracy[name] = correct / counts[0]
+        measured.expected_accuracy[name] = products[0] / counts[0]
+        measured.soft_bleu[name] = soft_bleu(products, counts)
+    return measured
 
 
 def _sums(model: Transformer, batch: Batch) -> Tensor:
-    """Of one batch: the loss, the first choices that are right, the n-grams'. # [2 + 4]"""
+    """Returns the sums of one batch: the loss, the right first choices, the n-grams. # [2 + 4]"""
     loss, log_p, hits = model.token_scores(batch)
     return torch.stack([loss, hits.sum(), *ngram_sums(log_p, batch.target_rows.positions)]).float()
 
 
 def ngram_sums(log_p: Tensor, positions: Tensor) -> list[Tensor]:
-    """For n = 1 to 4 the sum, over all n tokens in a row of one sentence, of the product of their probabilities.
+    """Returns, for n = 1 to 4, the sum over all n-grams within sentences of the product of their probabilities.
 
-    Sentences are packed: log_p holds them one after another, positions where in its sentence a token stands. [R] each
+    log_p: log-probabilities of packed sentences, one after another. [R]
+    positions: the position of each token in its sentence. [R]
     """
     p = log_p.exp()
     product, sums = p, [p.sum()]
@@ -110,13 +113,15 @@ def ngram_sums(log_p: Tensor, positions: Tensor) -> list[Tensor]:
 
 
 def ngram_counts(lengths: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> list[int]:
-    """How many n-grams sentences of these lengths have, for n = 1 to 4."""
+    """Returns the number of n-grams in sentences of these lengths, for n = 1 to 4."""
     return [int(np.maximum(lengths.astype(np.int64) - n + 1, 0).sum()) for n in ORDERS]
 
 
 def soft_bleu(sums: Sequence[float], counts: Sequence[int]) -> float:
-    """BLEU's precisions if the model spoke for itself after a correct beginning: the geometric mean over n of the mean
-    probability that n tokens in a row are right. Lengths that no sentence has are left out."""
+    """Returns the geometric mean over n of the mean probability that n tokens in a row are right.
+
+    These are the precisions of BLEU after a correct beginning. Lengths that no sentence has are left out.
+    """
     means = [total / count for total, count in zip(sums, counts, strict=True) if count]
     if any(mean == 0 for mean in means):  # all products of that length have underflowed
         return 0.0
