@@ -34,7 +34,7 @@ def config(folder, **data):
 
 def read(folder, **data):
     settings = config(folder, **data)
-    return [(s, t) for _, s, t in read_pairs(settings.data, settings.data.pairs[0], "train")]
+    return list(read_pairs(settings.data, settings.data.pairs[0], "train"))
 
 
 def written(folder, name, text, compress):

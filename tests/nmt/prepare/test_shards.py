@@ -88,7 +88,7 @@ def test_reading_may_begin_at_any_line(tmp_path_factory, sources, targets, start
         assert part == rows[start : start + count]
         blocks = list(read_columns(data, data.pairs[0], "train", start, start + count, places))
     columns = [[text for block in blocks for text in block[side]] for side in (0, 1)]
-    assert columns == [[row[side].strip() for row in part] for side in (1, 2)]
+    assert columns == [[row[side].strip() for row in part] for side in (0, 1)]
 
 
 def test_a_bad_byte_is_named_by_the_part_that_has_it_alone(tmp_path):
@@ -205,7 +205,7 @@ def test_tokens_are_those_of_every_line_encoded_by_itself(tmp_path, kind, monkey
         sides = ((pair.source, "source"), (pair.target, "target"))
         encoders = [Encoder.load(settings, ready.folder, lang, side) for lang, side in sides]
         rows = []
-        for _, *texts in read_pairs(settings.data, pair, "train"):
+        for texts in read_pairs(settings.data, pair, "train"):
             row = []
             for encoder, text in zip(encoders, texts, strict=True):
                 row.append([int(encoder.numbers[piece]) for piece in encoder.model.encode(text.strip())])
