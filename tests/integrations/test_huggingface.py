@@ -1,6 +1,7 @@
 """Balancing inside the real Trainer: equal to a plain loop, resumed exactly, whatever the settings."""
 
 import contextlib
+import copy
 import gc
 import json
 import shutil
@@ -655,6 +656,8 @@ def test_persistent_workers_do_not_fall_behind_the_mixtures_that_are_kept(tmp_pa
     data = dict(zip("abc", (Rows(size, 0) for size in (20, 20, 7)), strict=True))
     trainer, callback = trainer_of(tmp_path, data=data, settings=settings)
     dataset, mixture = trainer.train_dataset, callback.mixture
+    in_worker = copy.copy(dataset)  # with the same shared memory
+    in_worker[workers - 1]
 
     def steps(count):
         for _ in range(count):
@@ -665,10 +668,10 @@ def test_persistent_workers_do_not_fall_behind_the_mixtures_that_are_kept(tmp_pa
 
     last = epoch - workers
     steps(last - workers - 1)
-    dataset[last]  # a copy of the dataset in the worker, but the same shared memory
+    in_worker[last]
     steps(epoch + workers - 1 - dataset.position)
-    dataset._epoch.fill_(1)
-    dataset[workers - 1]
+    dataset.set_epoch(1)
+    in_worker[workers - 1]
 
 
 @pytest.mark.parametrize(("version", "accepted"), [(2, True), (1, False)])

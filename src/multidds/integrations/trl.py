@@ -122,13 +122,12 @@ def _of_trainer(trainer: Any) -> Iterator[Refusal]:
     yield begun, f"the trainer has made {begun} steps already; call balance before train()."
     # Methods of TRL that are not public: another version may have others.
     version = f"This is TRL {trl.__version__}; 1.16 is known to work."
-    prepare = getattr(trainer, "_prepare_dataset", None)
-    yield prepare is None, f"{type(trainer).__name__} has no method _prepare_dataset. {version}"
-    unknown = inspect.signature(prepare).parameters.keys() - _PREPARE_ARGUMENTS  # type: ignore[arg-type]
-    yield unknown, f"_prepare_dataset has unknown arguments: {listed(sorted(unknown))}. {version}"
     ahead = getattr(trainer.args, "precompute_ref_log_probs", False)
-    missing = ahead and not hasattr(trainer, "_precompute_ref_logps")
-    yield missing, f"precompute_ref_log_probs=True needs the method _precompute_ref_logps. {version}"
+    used = ["_prepare_dataset", "_precompute_ref_logps"] if ahead else ["_prepare_dataset"]
+    missing = [name for name in used if getattr(trainer, name, None) is None]
+    yield missing, f"{type(trainer).__name__} has no method {listed(missing)}. {version}"
+    unknown = inspect.signature(trainer._prepare_dataset).parameters.keys() - _PREPARE_ARGUMENTS
+    yield unknown, f"_prepare_dataset has unknown arguments: {listed(sorted(unknown))}. {version}"
 
 
 def _of_data(trainer: Any, train_sets: Mapping[str, Any]) -> Iterator[Refusal]:

@@ -188,9 +188,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def _resume(self, balancer: Balancer, args: Any, state: Any) -> None:
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
-        refusals.check_resuming(saved, args, state.global_step, self._step)
-        if not self._inexact_resume:
-            refusals.check_exact(self._inexact or saved["inexact"])
+        inexact = None if self._inexact_resume else self._inexact or saved.get("inexact")
+        refusals.check_resuming(saved, args, state.global_step, self._step, inexact)
         fresh = balancer.state_dict()
         if averages_gradients(self._arguments["reward"]):  # the averages begin anew
             saved["balancer"]["estimator"]["measurement"] = fresh["estimator"]["measurement"]

@@ -84,25 +84,22 @@ def check_loader(its_own: bool) -> None:
     refuse(OWNER, [(not its_own, other)])
 
 
-def check_resuming(saved: Mapping[str, Any], args: Any, steps: int, step: int) -> None:
-    """saved: the state in the checkpoint. steps: optimizer steps before it. step: draws of one step now."""
+def check_resuming(saved: Mapping[str, Any], args: Any, steps: int, step: int, inexact: str | None) -> None:
+    """Refuses a checkpoint with which training would not continue where it was.
+
+    saved: the state in the checkpoint. steps: optimizer steps before it. step: draws of one step now. inexact: why the
+    resume would not be exact.
+    """
 
     def rows() -> Iterator[Refusal]:
         yield not saved, "the checkpoint was written without a BalanceCallback, so it has no mixture to continue with."
         yield args.ignore_data_skip, "ignore_data_skip=True would count positions anew; set it to False."
         changed = "the batch size, gradient_accumulation_steps or the number of processes has changed"
-        was = saved["position"]
-        yield (
-            was != steps * step,
-            f"{changed}: after {steps} steps it is at draw {was}, but now a step has {step} draws.",
-        )
+        draws = f"after {steps} steps it is at draw {saved['position']}, but now a step has {step} draws"
+        yield saved["position"] != steps * step, f"{changed}: {draws}."
+        yield inexact, f"this training cannot be resumed exactly: {inexact} inexact_resume=True continues inexactly."
 
     refuse(OWNER, rows())
-
-
-def check_exact(inexact: str | None) -> None:
-    sentence = f"this training cannot be resumed exactly: {inexact} inexact_resume=True continues inexactly."
-    refuse(OWNER, [(inexact, sentence)])
 
 
 def check_json(name: str, place: Any) -> None:

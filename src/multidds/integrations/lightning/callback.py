@@ -84,7 +84,7 @@ class BalanceCallback(Callback):
         self._dev, self._train, self._batch_size = dict(dev), train, batch_size
         self._loss, self._dev_metrics = loss, dev_metrics
         self._module: LightningModule | None = None  # the balancer's
-        self._loader: MixedLoader | None = None
+        self._loader: Any = None  # the MixedLoader of the present epoch
         self._steps = 0  # optimizer steps that the balancer has counted, in the trainer's count
         self._loaded: Mapping[str, Any] | None = None  # a state that waits for the start of training
 
@@ -116,7 +116,7 @@ class BalanceCallback(Callback):
         """Returns the Balancer of a module, at the start of its first fit, whose length the trainer has computed."""
         trainer = module.trainer
         batch_size = self._batch_size or loader.batch_size
-        train = sources_of(self._current_loader, self.mixture.names, batch_size)
+        train = sources_of(lambda: self._loader, self.mixture.names, batch_size)
         steps = trainer.estimated_stepping_batches
         self.mixture.sizes = {name: len(dataset) for name, dataset in loader.train_sets.items()}
         return Balancer(
@@ -129,10 +129,6 @@ class BalanceCallback(Callback):
             examples_per_step=loader.examples_of(trainer.accumulate_grad_batches),
             **self._arguments,
         )
-
-    def _current_loader(self) -> MixedLoader:
-        assert self._loader is not None
-        return self._loader
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = refusals.checked_loader(trainer.train_dataloader, self.mixture)
@@ -155,7 +151,7 @@ class BalanceCallback(Callback):
             self._steps += 1
             if update is None:
                 continue
-            passes = self._current_loader().passes
+            passes = self._loader.passes
             log_update(trainer, self.balancer, update, passes)
             if update.skipped is not None and trainer.is_global_zero:
                 _log.warning("BalanceCallback: %s.", update)
@@ -176,7 +172,7 @@ class BalanceCallback(Callback):
         """Returns the state of the training; all ranks call it together, since it holds the random states of each."""
         if self._loaded is not None:
             return dict(self._loaded)
-        if self.balancer is None or self._loader is None or self._module is None:
+        if self.balancer is None or self._module is None:
             return {}
         device = self._module.device
         # A batch in which an exception was raised: Lightning will ask for it again.
@@ -184,7 +180,6 @@ class BalanceCallback(Callback):
         unfinished = progress.ready - progress.processed  # type: ignore[attr-defined]
         return {
             "steps": self._steps,
-            "mixture": self.mixture.state_dict(),
             "balancer": self.balancer.state_dict(),
             "loader": self._loader.state_dict(unfinished),
             # Lightning does not save them: dropout after a resume would not be that of an uninterrupted run.
@@ -197,4 +192,4 @@ class BalanceCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Takes the mixture of a checkpoint if a fit (stage) of pl_module by trainer had nothing left to train."""
         if stage == "fit" and self._loaded is not None:
-            self.mixture.load_state_dict(self._loaded["mixture"])
+            self.mixture.load_state_dict(self._loaded["balancer"]["mixture"])
