@@ -166,9 +166,8 @@ def translation(run: Path, sentences: int, threads: list[int], repeat: int) -> l
     rows = []
     for count in threads:
         translator = Translator(run, count)
-        tokens = [
-            part for line in lines for part in translator._parts(translator.tokens(line, pair.source, pair.target))
-        ]
+        encoded = translator.tokens(lines, pair.source, pair.target)
+        tokens = [part for line in encoded for part in translator.parts(line)]
         settings = {
             "beam_size": config.translate.beam,
             "length_penalty": config.translate.length_penalty,
