@@ -169,7 +169,7 @@ def write_scores(folder, scores):
     )
 
 
-def read_sealed_json(path):
+def read_checksummed_json(path):
     return {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key != "checksum"}
 
 

@@ -420,9 +420,21 @@ def test_broken_po_files_are_skipped_and_listed(tmp_path, text):
 
 def test_every_variant_of_a_language_counts_except_in_another_script():
     for code, language in {
-        "pt_BR": "por", "pt-PT": "por", "pt": "por", "bs": "bos", "sk_SK": "slk", "nb": "nob", "no": "nob",
-        "zh_Hans": "zho", "zh-CN": "zho", "zh": "zho", "es_419": "spa", "sr": "srp", "mr": "mar", "aze": "aze",
-    }.items():  # fmt: skip
+        "pt_BR": "por",
+        "pt-PT": "por",
+        "pt": "por",
+        "bs": "bos",
+        "sk_SK": "slk",
+        "nb": "nob",
+        "no": "nob",
+        "zh_Hans": "zho",
+        "zh-CN": "zho",
+        "zh": "zho",
+        "es_419": "spa",
+        "sr": "srp",
+        "mr": "mar",
+        "aze": "aze",
+    }.items():
         assert language_of(code) == language
     for code in ("zh_Hant", "zh-TW", "sr_Latn", "sr@latin", "en", "en_GB", "xx", "", "..", "LC_MESSAGES"):
         assert language_of(code) is None

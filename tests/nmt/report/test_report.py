@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 from conftest import ROOT, multidds
-from made_runs import make_run, read_lines, read_sealed_json, write_records, write_scores
+from made_runs import make_run, read_checksummed_json, read_lines, write_records, write_scores
 from toy_runs import SMALL
 
 from multidds import Update
@@ -299,7 +299,7 @@ def test_a_score_of_zero_is_a_score(tmp_path):
         folder = make_run(tmp_path / name, RELATED[:2], **mixture)
         for path in (folder / "hypotheses").iterdir():
             path.write_text("zzz\n" * 40)
-        scores = read_sealed_json(folder / "scores.json")
+        scores = read_checksummed_json(folder / "scores.json")
         for part in (scores["average"], *scores["pairs"].values()):
             part["bleu"] = 0.0
         write_scores(folder, scores)

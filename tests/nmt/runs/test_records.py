@@ -86,9 +86,16 @@ def test_a_resumed_run_cuts_back_its_records_and_tensorboard(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [b"no JSON", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, json.dumps(some_record("step", 1)).encode(),
-     record_line(json.dumps(some_record("step", 1)), before=7)[0].rstrip().encode()],
-)  # fmt: skip
+    [
+        b"no JSON",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        json.dumps(some_record("step", 1)).encode(),
+        record_line(json.dumps(some_record("step", 1)), before=7)[0].rstrip().encode(),
+    ],
+)
 def test_what_is_not_a_whole_line_is_refused_by_its_number(tmp_path, line):
     whole = lines_of([some_record("step", 1), some_record("step", 2)]).encode().splitlines(keepends=True)
     (tmp_path / FILE).write_bytes(whole[0] + line + b"\n" + whole[1])

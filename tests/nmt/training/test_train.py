@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from conftest import ROOT, multidds
-from made_runs import read_sealed_json
+from made_runs import read_checksummed_json
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, Stopping, records, same_runs, small_config, tensors
 
@@ -357,7 +357,7 @@ def test_a_folder_of_something_else_is_not_made_a_run(corpus, monkeypatch, tmp_p
 def test_other_data_under_the_same_run_is_refused(corpus, monkeypatch, tmp_path):
     train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())
     path = tmp_path / "run" / "config.json"
-    facts = read_sealed_json(path)
+    facts = read_checksummed_json(path)
     write_checksummed(path, {**facts, "data": "0" * 64})
     with pytest.raises(UserError, match="was started on other data than is in"):
         train(small_config(corpus, monkeypatch), tmp_path / "run", Silent())

@@ -67,7 +67,7 @@ def check_files(folder: Path, manifest: Mapping[str, Any], remedy: str) -> None:
 
 
 def read_own_folder(folder: Path, manifest: str, maker: str, remedy: str, cache: str = "") -> dict[str, Any] | None:
-    """Reads the manifest of a folder that may be replaced by a new one; None if there is nothing in it.
+    """Reads the manifest of a folder that a command may replace; None if there is nothing in it.
 
     Raises a UserError if the folder holds a file that is not in its manifest.
 

@@ -23,10 +23,10 @@ _LATEX = {
 
 
 def file_name(name: str) -> str:
-    """Returns a name as (the beginning of) that of a file, on any system: letters, digits, '.', '_' and '-' stay.
+    """Returns a name as (the beginning of) a file name for any system.
 
-    Other characters become =XX per byte of UTF-8, so that different names have different files. A name that is too
-    long is cut, with a hash of the whole at its end.
+    Letters, digits, '.', '_' and '-' stay. Other characters become =XX per byte of UTF-8, so that different names have
+    different files. A name that is too long is cut, with a hash of the whole at its end.
 
     >>> file_name("pt-br"), file_name("a/b")
     ('pt-br', 'a=2Fb')

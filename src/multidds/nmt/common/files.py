@@ -113,7 +113,7 @@ def _replace(partial: Path, path: Path) -> None:
 
 
 def move_into_place(partial: Path, path: Path) -> None:
-    """Renames a file or a folder once everything in it is on the disk, and waits until the new name is there too."""
+    """Renames a file or folder, durably: its content is on the disk before, its new name after."""
     for written in [*partial.rglob("*"), partial]:
         sync(written)
     partial.replace(path)

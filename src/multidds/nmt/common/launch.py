@@ -175,7 +175,7 @@ def exit_process(code: int | str | None) -> NoReturn:
 
 
 def _announce_exit() -> None:
-    """Sends the message to the rank before, and waits for that of the next: gloo would wait for a rank that is gone."""
+    """Sends the message to the rank before, and waits for that of the next, which gloo needs."""
     import torch
     import torch.distributed as dist
 
@@ -202,5 +202,5 @@ def is_formed() -> bool:
 
 
 def wait_for_launcher(seconds: float = 10.0) -> None:
-    """Waits for the thread that watches the next rank: if that one is dead, it ends this process in a moment."""
+    """Waits for the thread that watches the next rank, which ends this process if that rank is dead."""
     time.sleep(seconds)

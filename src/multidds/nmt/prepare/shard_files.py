@@ -97,7 +97,7 @@ class ShardWriter:
 
 
 class ShardFiles:
-    """The files of a prepared folder: a few are open at a time, and each is checked when it is first read.
+    """The files of a prepared folder, of which a few are open. Each is checked when it is first read.
 
     folder: of the files.
     digests: of the files, by name.

@@ -16,7 +16,7 @@ SHARDS = 64  # wanted in a split: enough for all processes, and all can be open 
 
 @dataclass(frozen=True)
 class Span:
-    """Lines start + 1 to stop of a language pair, and a place at or before them in each of its files."""
+    """Lines start + 1 to stop of a language pair, and where to begin reading its files."""
 
     pair: Pair
     start: int
@@ -47,7 +47,7 @@ def lines_per_shard(lines: int) -> int:
 
 
 def cut(lines: Sequence[int], size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Yields, for each shard, its (number of the pair, start, stop).
+    """Yields the parts of each shard: (number of the pair, start, stop).
 
     lines: of each pair.
     size: lines of a shard.

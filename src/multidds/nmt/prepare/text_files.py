@@ -138,9 +138,7 @@ def _decoded(path: Path, raw: list[bytes], before: int) -> list[str]:
 # ---------------------------------------------------------------------------------------------- formats
 
 
-def _aligned(
-    paths: Sequence[Path], start: int, stop: int | None, places: Sequence[Place]
-) -> Iterator[tuple[str, str]]:
+def _aligned(paths: Sequence[Path], start: int, stop: int | None, places: Sequence[Place]) -> Iterator[tuple[str, str]]:
     sides = [lines_of(path, start, stop, place) for path, place in zip(paths, places, strict=True)]
     for source, target in zip_longest(*sides):
         if source is None or target is None:
@@ -150,9 +148,7 @@ def _aligned(
         yield source, target
 
 
-def _jsonl(
-    data: Data, path: Path, pair: Pair, start: int, stop: int | None, place: Place
-) -> Iterator[tuple[str, str]]:
+def _jsonl(data: Data, path: Path, pair: Pair, start: int, stop: int | None, place: Place) -> Iterator[tuple[str, str]]:
     keys = [str(data.columns.get(lang, lang)) for lang in (pair.source, pair.target)]
     for number, line in enumerate(lines_of(path, start, stop, place), start=start + 1):
         if not line.strip():
@@ -179,9 +175,7 @@ def _value_at(record: Any, dotted: str) -> Any:
     return record
 
 
-def _table(
-    data: Data, path: Path, pair: Pair, start: int, stop: int | None, place: Place
-) -> Iterator[tuple[str, str]]:
+def _table(data: Data, path: Path, pair: Pair, start: int, stop: int | None, place: Place) -> Iterator[tuple[str, str]]:
     """Yields rows of tab-separated columns, never quoted; of the TED release only those with both languages."""
     header: list[str] = []
     if data.header or data.format == "ted":

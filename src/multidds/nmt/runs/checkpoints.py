@@ -53,7 +53,7 @@ def _digest(arrays: Mapping[str, Any], state: str) -> str:
     for name in sorted(arrays):
         array = np.asarray(arrays[name])
         hasher.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
-        hasher.update(array)
+        hasher.update(array.data)
     return hasher.hexdigest()
 
 
@@ -78,12 +78,16 @@ def _opened(path: Path, framework: str) -> Iterator[tuple[Any, dict[str, str]]]:
 
     try:
         with readable(path, "checkpoint"), safe_open(path, framework=framework) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"it does not say {FORMAT}")
-            yield file, metadata
+            yield file, _metadata(file)
     except (SafetensorError, ValueError, KeyError) as error:
         raise DamagedError(f"{path}: is damaged or no checkpoint of this version ({error}); {_REMEDY}") from None
+
+
+def _metadata(file: Any) -> dict[str, str]:
+    metadata: dict[str, str] = file.metadata() or {}
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"it does not say {FORMAT}")
+    return metadata
 
 
 def noted_checksum(path: Path) -> str | None:

@@ -97,7 +97,7 @@ def _cut_short(path: Path, size: int, there: int) -> DamagedError:
 
 
 class Follower:
-    """A reader of the records of a run that may be under way: only new ones, up to a line that is damaged."""
+    """A reader of the new records of a run that may be under way, up to a damaged line."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / FILE

@@ -112,5 +112,5 @@ ANY: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminat
 
 
 def mixtures_of(records: Iterable[AnyRecord]) -> list[tuple[int, Numbers]]:
-    """(step, mixture from there on), from the start of a run to its last update."""
+    """Returns (step, mixture from there on), from the start of a run to its last update."""
     return [(record.step, record.mixture) for record in records if isinstance(record, Started | Updated)]

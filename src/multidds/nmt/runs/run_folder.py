@@ -22,7 +22,7 @@ _EARLY = {FILE, "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" +
 
 
 def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
-    """Raises a UserError unless a folder does not exist, is empty, or holds a run of this config and these data."""
+    """Raises a UserError unless a folder is new, is empty, or holds a run of this config and these data."""
     if not (folder / "config.json").exists():
         if folder.exists() and (not folder.is_dir() or any(path.name not in _EARLY for path in folder.iterdir())):
             raise UserError(f"{folder}: is not empty and is not a run; choose another --run.")

@@ -1,7 +1,7 @@
-"""From pairs as they were read to a corpus: tidies text, drops what is no use, and splits into train, dev and test.
+"""The cleaning of sentence pairs, and their split into train, dev and test sets.
 
-Pure: the same pairs give the same corpus, whatever order they come in. Says what makes two sentences the same, and
-holds an English sentence out for all languages at once.
+Pure functions: the same pairs give the same corpus, in any order. An English sentence that is held out for one language
+is held out for all.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _RUNS = re.compile(r"[A-Za-z]+|[^\W\d_A-Za-z]+")  # of letters, English ones and
 
 
 class _Table(dict[int, str | int]):
-    """A table for str.translate that is filled as characters come."""
+    """A table for str.translate that is filled when a character is first translated."""
 
     def __init__(self, space: Callable[[str], bool]) -> None:
         self._space = space
@@ -45,21 +45,18 @@ _WORDS_ONLY = _Table(lambda category: category[0] not in "LMN")
 
 
 def tidy(text: str) -> str:
-    """One line: control characters and whitespace of every kind become single spaces. The rest stays as it is."""
+    """Returns text as one line: control characters and whitespace of every kind become single spaces."""
     return " ".join(unicodedata.normalize("NFC", text).translate(_CONTROLS).replace("\ufeff", "").split())
 
 
 def normalised(text: str) -> str:
-    """What makes two sentences the same: case, punctuation, tags, placeholders and numbers do not count.
-
-    Empty where a sentence has nothing else.
-    """
+    """Returns a sentence without case, punctuation, tags, placeholders and numbers: equal sentences are the same."""
     text = _NUMBERS.sub(" ", _without_marks(unicodedata.normalize("NFKC", text).casefold()))
     return " ".join(text.translate(_WORDS_ONLY).split())
 
 
 def clean(pairs: Iterable[Pair], scripts: Sequence[str]) -> tuple[list[Pair], dict[str, int]]:
-    """The pairs worth learning from, the same for any order they come in, and how many were dropped for what."""
+    """Returns the pairs to learn from, sorted, and the number of those dropped, by reason."""
     dropped: Counter[str] = Counter()
     kept: dict[Pair, Pair] = {}
     for english, other in sorted((tidy(english), tidy(other)) for english, other in pairs):
@@ -97,7 +94,7 @@ def _objection(english: str, other: str, scripts: Sequence[str]) -> str:
 
 
 def _words(text: str) -> str:
-    """Without tags, placeholders and numbers, which are the same in every language."""
+    """Removes tags, placeholders and numbers, which are the same in every language."""
     return _NUMBERS.sub(" ", _without_marks(text))
 
 
@@ -111,7 +108,7 @@ def _script(character: str) -> str:
 
 
 def _length(text: str) -> int:
-    """Characters; one of Chinese, Japanese or Korean says as much as three."""
+    """Returns the number of characters; one of Chinese, Japanese or Korean counts as three."""
     return len(text) if text.isascii() else sum(3 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
@@ -121,10 +118,14 @@ def _length(text: str) -> int:
 def split(
     cleaned: Mapping[str, Sequence[Pair]], smallest: int = SMALLEST, largest: int = LARGEST, kept: int = KEPT
 ) -> dict[str, dict[str, list[Pair]]]:
-    """Language -> train, dev, test. What an English sentence is held out for, it is held out for in every language.
+    """Splits the pairs of each language into train, dev and test. The set of an English sentence is one for all.
 
-    All languages go through English sentences in one random order, so they mostly hold out the same ones: that costs
-    the least training text, and each set is still a random sample of its language.
+    All languages take English sentences in one random order, so that they mostly hold out the same ones: that costs the
+    least training text, and each set is still a random sample of its language.
+
+    cleaned: pairs by language.
+    smallest, largest: sentences of a dev or test set.
+    kept: sentences that a test set of more than a tenth leaves to train on.
     """
     by_english: dict[str, dict[str, list[Pair]]] = {}
     for language, pairs in cleaned.items():
@@ -157,13 +158,13 @@ def split(
 
 
 def _held_out_sizes(sentences: int, smallest: int, largest: int, kept: int) -> dict[str, int]:
-    """A tenth each for dev and test; of a small language more for test, because 100 sentences decide nothing."""
+    """Returns a tenth each for dev and test; of a small language more for test, since 100 sentences decide nothing."""
     tenth = min(largest, max(smallest, sentences // 10))
     return {"dev": tenth, "test": min(largest, max(tenth, sentences - tenth - kept))}
 
 
 def _held_out(sentences: Iterable[str], sizes: Mapping[str, int], owner: dict[str, str]) -> dict[str, list[str]]:
-    """The dev and test sentences of a language; `owner` says what is held out for which, and learns of more."""
+    """Returns the dev and test sentences of a language. owner: {held-out sentence: its set}, which is extended."""
     sets: dict[str, list[str]] = {side: [] for side in sizes}
     for sentence in sorted(sentences, key=_order):
         wanting = [side for side in sizes if len(sets[side]) < sizes[side]]
@@ -177,5 +178,5 @@ def _held_out(sentences: Iterable[str], sizes: Mapping[str, int], owner: dict[st
 
 
 def _order(text: str) -> bytes:
-    """A random order that is the same everywhere."""
+    """Returns a key for a random order that is the same everywhere."""
     return hashlib.blake2b(text.encode(), digest_size=16, key=b"multidds catalogues").digest()

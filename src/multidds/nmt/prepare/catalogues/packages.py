@@ -114,5 +114,5 @@ def _complaint(stderr: str) -> str:
 
 
 def _spelled(name: str) -> str:
-    """Returns the name of a package or wheel in one spelling: it may differ in case and in - _ and dots."""
+    """Returns the name of a package or wheel in one spelling of case, hyphens, underscores and dots."""
     return re.sub(r"[-_.]+", "_", name).lower()
