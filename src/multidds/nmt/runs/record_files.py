@@ -156,7 +156,7 @@ class Records:
         # A line at a time: 'multidds experiment' reads along.
         self._file = path.open("r+", buffering=1, encoding="utf-8", errors="surrogatepass", newline="\n")
         try:
-            take_lock(self._file.fileno(), f"{folder}: is being trained by another process.")
+            take_lock(self._file.fileno(), _refusal(folder))
             self._checksum = check_records(folder, offset)
             self._file.truncate(offset)
             self._file.seek(0, 2)
@@ -181,3 +181,19 @@ class Records:
             self._file.close()
         finally:
             self._board.close()
+
+
+def check_free(folder: Path) -> None:
+    """Raises a UserError if another process writes the records of a run, before anything else is read."""
+    try:
+        handle = os.open(folder / FILE, os.O_RDWR)
+    except OSError:
+        return  # there are none yet
+    try:
+        take_lock(handle, _refusal(folder))
+    finally:
+        os.close(handle)
+
+
+def _refusal(folder: Path) -> str:
+    return f"{folder}: is being trained by another process."

@@ -32,11 +32,7 @@ def make_balancer(
 ) -> Balancer | None:
     """Returns the balancer of a config; None if its mixture is static.
 
-    mixture: the mixture that it moves.
-    loss: the mean loss per token of a probe batch, which comes in parts.
-    train, dev: the sentences to probe.
-    priority: the weights of the dev sets at the start.
-
+    loss: the mean loss per token of a probe batch, which comes in parts. train, dev: the sentences to probe.
     With so many language pairs that the budget buys too few updates that probe all of them, each probes a part.
     """
     settings = config.mixture

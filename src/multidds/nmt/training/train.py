@@ -30,6 +30,7 @@ from ..noisy_pairs import NoisyPairs
 from ..prepare import Prepared
 from ..runs import checkpoints
 from ..runs.earlier_run import earlier_run
+from ..runs.record_files import check_free
 from ..runs.records import AnyRecord, Started, Stepped, Validated
 from ..runs.run_folder import check_beside, check_run_folder, open_run
 from .balancing import make_balancer, record_of
@@ -93,6 +94,8 @@ class Training:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.folder, self.processes = folder, Processes()
+        if self.processes.rank == 0:
+            check_free(folder)
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self.device = device_of(config, self.processes.size)
