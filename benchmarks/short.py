@@ -38,6 +38,8 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         for name, (script, *options) in COMMANDS.items():
+            if given.tiny and name != script.removesuffix(".py"):  # the same script with other options
+                continue
             print(f"--- {script} {' '.join(options)}", flush=True)
             file = Path(folder) / f"{name}.json"
             command = [sys.executable, str(HERE / script), *(option.format(file=file) for option in options)]
