@@ -53,6 +53,7 @@ def trainer_surroundings(folder, steps):
     return {"Trainer": transformers.Trainer, "ConcatDataset": ConcatDataset, "model": model, "args": args, **data}
 
 
+@pytest.mark.slow
 def test_the_trainer_of_the_readme_runs_before_and_after_the_diff(tmp_path):
     diff, _ = blocks(ROOT / "README.md", "diff")
     for code in before_and_after(diff):

@@ -359,6 +359,7 @@ def test_ranks_equal_one_process(world_size, tmp_path):
     "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
     "places of the points; order; mid-rotation resume; two processes",
 )
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     assert_ranks_equal_one_process(updates_of_parts, tmp_path, tolerance=1e-8)
 

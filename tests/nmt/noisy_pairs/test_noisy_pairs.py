@@ -144,6 +144,7 @@ def test_scorers_learn_from_all_that_the_mixture_draws(corpus, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("method", [DDS, (*DDS, "train.mixing=batch")])
+@pytest.mark.slow
 def test_a_resumed_training_with_weights_is_the_same(corpus, monkeypatch, tmp_path, method):
     config = small_config(corpus, monkeypatch, *method, "train.validate_every=6", "train.max_steps=20")
     train(config, tmp_path / "whole", Silent())
@@ -244,6 +245,7 @@ def test_settings_that_cannot_be_are_refused(override, message):
         load_config(TINY, [override])
 
 
+@pytest.mark.slow
 def test_the_report_shows_weights_and_pairs_as_escaped_text(corpus, monkeypatch, tmp_path):
     texts = ("<b>bold & 1</b>", "<script>alert(1)</script>")
     monkeypatch.setattr(Sentences, "text", lambda self, i, vocabulary: texts)

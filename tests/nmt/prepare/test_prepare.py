@@ -106,6 +106,7 @@ def test_lengths_in_all_are_counted_with_tags_and_ends(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["text", "tsv"])
+@pytest.mark.slow
 def test_any_number_of_shards_and_processes_makes_the_same_arrays(tmp_path, monkeypatch, kind):
     settings = made(tmp_path)
     if kind == "tsv":
@@ -436,6 +437,7 @@ def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_a_call_whose_workers_are_busy(tmp_path):
     table = recipe(tmp_path, vocabulary={"size": 40})
     for path in tmp_path.glob("*.train.*"):  # few different lines: sentencepiece takes many minutes

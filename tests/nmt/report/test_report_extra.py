@@ -87,6 +87,7 @@ main()
         ("ours", "s: MultiDDS-S"),
     ],
 )
+@pytest.mark.slow
 def test_a_report_of_any_trainer_needs_only_the_extra(folders, tmp_path, name, says):
     done = run("report", folders / name, "-o", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -98,6 +99,7 @@ def test_a_report_of_any_trainer_needs_only_the_extra(folders, tmp_path, name, s
         assert list((tmp_path / "out" / path).iterdir())
 
 
+@pytest.mark.slow
 def test_without_sacrebleu_no_significance_is_claimed(folders, tmp_path):
     done = run("report", folders / "ours", "-o", tmp_path / "out", cwd=tmp_path)
     assert re.search(r"; better in \d and worse in \d of 2 language pairs", done.stdout)
@@ -106,6 +108,7 @@ def test_without_sacrebleu_no_significance_is_claimed(folders, tmp_path):
     assert "p &lt; 0.05 (paired" not in page
 
 
+@pytest.mark.slow
 def test_runs_on_the_same_datasets_stand_side_by_side(folders, tmp_path):
     done = run("report", folders / "plain", folders / "trainer", "-o", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -117,6 +120,7 @@ def test_runs_on_the_same_datasets_stand_side_by_side(folders, tmp_path):
     assert table.read_text().splitlines()[1].startswith("a,50.0,")
 
 
+@pytest.mark.slow
 def test_the_mixture_of_any_trainer_is_printed(folders, tmp_path):
     for name in ("plain", "trainer", "lightning/version_0"):
         done = run("mixture", folders / name, cwd=tmp_path)

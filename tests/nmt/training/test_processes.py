@@ -240,6 +240,7 @@ def test_ranks_killed_anywhere_are_noticed_and_a_restart_goes_on(text, whole, tm
 
 
 @pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.slow
 def test_nobody_leaves_before_all_want_to(tmp_path, last):
     """To tell one that has left is to wait for ever, now and then: gloo does not always notice."""
     leave = "from multidds.nmt.common import launch; launch.form_group(); print(input()); launch.exit_process(0)"
@@ -318,6 +319,7 @@ def launcher(monkeypatch):
     return set_place
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_come_are_named(launcher, monkeypatch):
     port = launcher(0, 3)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -333,6 +335,7 @@ def test_processes_that_do_not_come_are_named(launcher, monkeypatch):
     del agent
 
 
+@pytest.mark.slow
 def test_a_launch_without_the_other_machines_is_one_line(launcher):
     launcher(0, 3)
     match = r"rank 0 of 3 cannot form a group with the others at 127.0.0.1:\d+: Timed out .* 1/3 clients joined"

@@ -151,6 +151,7 @@ def damage(run):
         (damage, [], r"start_from = 'runs/copy'.*best\.safetensors: is damaged"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_started_from_is_one_line(text, tmp_path, change, more, message):
     shutil.copytree("runs/old", "runs/copy", dirs_exist_ok=True)
     sets = overrides(OLD, "copy", "train.start_from=runs/copy", *more)
