@@ -15,7 +15,7 @@ from toys import batch, dataset, loss
 
 from multidds import Balancer, Mixture, batches_of
 from multidds.gradients.work_split import owners_of
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 pytestmark = [pytest.mark.claim("Several processes", "W replicas and shards equal one process")]
 
@@ -29,7 +29,7 @@ CASES = [
     {"reward": "multidds", "sketch": "exact"},
     {"reward": "moving-average"},
     {"reward": lambda alignment, weights: alignment.cosines().amin(dim=0), "sketch": 64, "optimizer": True},
-    {"scorer": Anchored()},
+    {"scorer": RelevancePlan()},
 ]
 
 
@@ -140,7 +140,7 @@ def check_less_goes_over_the_wire(rank, folder):
 
 
 def check_every_rank_has_as_much_to_do(rank, folder):
-    for case in ({"reward": "multidds", "batches": 2}, {"scorer": Anchored(), "batches": 2}):
+    for case in ({"reward": "multidds", "batches": 2}, {"scorer": RelevancePlan(), "batches": 2}):
         compute = Counted()
         balancer = make(compute=compute, **case)
         balancer.step()
@@ -168,7 +168,7 @@ def check_data_that_differ_are_taken_together(rank, folder):
 def in_all(total):
     return [
         found(make(total_batches=total, **case))
-        for case in ({"reward": "multidds", "sketch": 64}, {"scorer": Anchored()})
+        for case in ({"reward": "multidds", "sketch": 64}, {"scorer": RelevancePlan()})
     ]
 
 

@@ -11,7 +11,7 @@ from toys import losses
 from multidds import Budget, Probes
 from multidds.balancer.pace import MIN_SETS, advice, pace_of
 from multidds.rewards import Cosine, MeanSlope, MovingAverage
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 HOLDS = pytest.mark.claim(
     "The method", "a budget holds at any number of datasets, and few datasets are balanced as before"
@@ -132,7 +132,7 @@ def test_with_another_dev_loss_mixed_batches_probe_fewer_dev_sets():
     ],
 )
 def test_too_few_updates_are_logged_with_what_to_set(caplog, every, steps, numbers):
-    balancer = balancer_of(every=every, steps=steps, rule=Anchored())
+    balancer = balancer_of(every=every, steps=steps, rule=RelevancePlan())
     assert (numbers is None) == (caplog.text == "")
     if numbers is not None:
         (record,) = caplog.records
@@ -146,7 +146,7 @@ def test_one_line_says_what_a_budget_has_bought(caplog):
     with caplog.at_level(logging.INFO, "multidds"):
         balancer_of(every=7)
         assert caplog.text == ""
-        balancer_of(every=Budget(), steps=30_000, rule=Anchored())
+        balancer_of(every=Budget(), steps=30_000, rule=RelevancePlan())
     assert "an update every 600 steps, 50 in all, 12 probe batches each (2.0%)" in caplog.text
     assert balancer_of(every=Budget(), steps=30_000, rule=Scorer()).every == 600
     assert advice(pace(steps=30_000), 30_000, Budget()) is None

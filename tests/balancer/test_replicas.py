@@ -13,7 +13,7 @@ from toys import batch, dataset, loss
 
 from multidds import Balancer, Mixture, MixtureSampler, batches_of, interleave
 from multidds.probes import probe
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 pytestmark = [pytest.mark.claim("Several processes", "W replicas and shards equal one process")]
 
@@ -59,7 +59,7 @@ def updates(total, kind):
 def anchored_updates(total):
     """Updates of the anchored rule, whose noise is that of two halves of all batches."""
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    _, balancer = make("function", total // world_size, scorer=Anchored())
+    _, balancer = make("function", total // world_size, scorer=RelevancePlan())
     return [[update.rewards, update.noise, update.mixture] for update in (balancer.step() for _ in range(3))]
 
 

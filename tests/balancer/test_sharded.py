@@ -21,7 +21,7 @@ from toys import batch, dataset, loss
 from multidds import Balancer, Mixture, batches_of
 from multidds.probes import probe
 from multidds.probes.sweep import Direction
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 pytestmark = [pytest.mark.claim("Several processes", "W replicas and shards equal one process")]
 
@@ -31,7 +31,7 @@ CASES = [
     {"reward": "multidds-s", "sketch": 64, "priority": "low"},
     {"reward": "multidds", "step_ahead": 0.05, "sketch": 64, "priority": "high"},
     {"reward": "moving-average", "sketch": "exact"},
-    {"scorer": Anchored()},
+    {"scorer": RelevancePlan()},
     {"reward": lambda alignment, weights: alignment.cosines().amin(dim=0), "sketch": "exact", "optimizer": True},
 ]
 
