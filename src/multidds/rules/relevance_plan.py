@@ -9,7 +9,7 @@ their evidence goes (`rewards.relevance_memory`); the worth of repeated examples
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,11 +28,14 @@ MAX_PAIRS = 2**16  # of datasets and dev sets whose relevance is kept one by one
 class RelevancePlan:
     """The default rule: the plan by names at first, and by measured relevance more and more. Holds settings only.
 
+    plan: False: training starts at the given mixture, and relevance moves it from there, as if nothing were ever
+        repeated. Default True: it starts at the plan by names, if sizes and length are known.
     repetition: passes after which a repeated example is worth 1/e of a new one. Default None: measured, by the gap
         between losses on seen and unseen examples. Give 15 if something other than the loss counts, such as BLEU: it goes on
         rising when the loss no longer falls.
     """
 
+    plan: bool = True
     repetition: float | None = None
 
     needs_errors: ClassVar[bool] = True
@@ -42,7 +45,7 @@ class RelevancePlan:
             raise ValueError(f"RelevancePlan: repetition must be positive, but it is {self.repetition}.")
 
     def start(self, training: Training) -> "PlanState":
-        return PlanState(training, self.repetition)
+        return PlanState(training if self.plan else replace(training, sizes=None), self.repetition)
 
 
 class PlanState:
