@@ -65,7 +65,7 @@ def repeated(config: Config, folder: Path, lines: int) -> Config:
     texts = {pair: list(read_pairs(config.data, pair, "train")) for pair in config.data.pairs}
     times = max(1, lines // sum(map(len, texts.values())))
     for pair, rows in texts.items():
-        for column, language in ((1, pair.source), (2, pair.target)):
+        for column, language in enumerate((pair.source, pair.target)):
             text = "".join(str(row[column]) + "\n" for row in rows)
             (folder / f"{pair.name}.{language}").write_text(text * times, encoding="utf-8")
     files = str(folder / "{pair}.{lang}")
@@ -101,7 +101,7 @@ def texts_of(table: str, folder: Path) -> list[tuple[Any, list[str]]]:
     result: list[tuple[Any, list[str]]] = []
     for pair in config.data.pairs:
         rows = list(read_pairs(config.data, pair, "train"))
-        for column, language in ((1, pair.source), (2, pair.target)):
+        for column, language in enumerate((pair.source, pair.target)):
             result.append((load_model(folder, model_of(config, language)), [str(row[column]) for row in rows]))
     return result
 

@@ -26,7 +26,7 @@ from toys import dataset
 from multidds import Balancer, Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.integrations.lightning import BalanceCallback, mixed_loader
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage
-from multidds.rules import Scorer
+from multidds.rules import Anchored, Scorer
 
 pytestmark = QUIET
 
@@ -559,6 +559,15 @@ def test_probes_use_the_data_of_the_present_loader(tmp_path):
         assert seen == {mark}
 
 
+def test_datasets_of_the_loader_can_be_probed_in_mixed_batches(tmp_path):
+    def each_loss(module, batch):
+        return nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
+
+    loader, callback = loader_and_callback(callback={"reward": MeanSlope(each_loss), "rule": Anchored()})
+    trainer(tmp_path, callback, max_steps=3).fit(net(), loader)
+    assert callback.balancer.history[-1].rewards.keys() == SIZES.keys()
+
+
 @pytest.mark.claim("Lightning", "other sources of probe batches")
 @pytest.mark.claim("Lightning", "lists of examples")
 def test_sources_of_probe_batches(tmp_path):
@@ -720,9 +729,26 @@ def resumed_on_ranks(folder):
     assert sharded[0] == sharded[1]
 
 
+def probes_divided_on_ranks(folder):
+    """Checks that of three datasets each of two processes probes one alone."""
+    probed = set()
+
+    def loss(module, batch):
+        first = batch[0][0]
+        probed.update(name for name, rows in TRAIN.items() if any(torch.equal(x, first) for x, _ in rows))
+        return loss_of(module, batch)
+
+    loader, callback = loader_and_callback(callback={"loss": loss})
+    trainer(folder, callback, max_steps=3, devices=2, strategy="ddp").fit(net(), loader)
+    by_rank = [None] * 2
+    dist.all_gather_object(by_rank, probed)
+    assert len(by_rank[0]) == len(by_rank[1]) == 2
+    assert by_rank[0] | by_rank[1] == TRAIN.keys()
+
+
 @pytest.mark.claim("Lightning", "**two processes** equal one with twice the batch, and resume")
 @pytest.mark.claim("Lightning", "**FSDP2** (`ModelParallelStrategy`) equals one process, and resumes")
 @pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
-    checks = [partial(resumed_on_ranks, tmp_path / "resumed")]
+    checks = [partial(resumed_on_ranks, tmp_path / "resumed"), partial(probes_divided_on_ranks, tmp_path / "divided")]
     assert_ranks_equal_one_process(fitted_on_ranks, tmp_path, arguments=[tmp_path], checks=checks, fork=True)

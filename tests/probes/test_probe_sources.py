@@ -7,30 +7,10 @@ import torch
 from assertions import assert_equal, assert_resumes_exactly
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
-from toys import batch, dataset
+from toys import Places, batch, dataset
 
 from multidds import batches_of
 from multidds.probes.probe_sources import ProbeSources
-
-
-class Places:
-    """An endless iterator that keeps its own place."""
-
-    def __init__(self):
-        self.place = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.place += 1
-        return batch(self.place)
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
 
 
 class Endless:

@@ -108,10 +108,23 @@ def test_a_probe_restores_everything_when_the_loss_raises():
 
     train, dev = batches(NAMES, dtype=torch.float32), batches(DEV, seed=1, dtype=torch.float32)
     before = everything_that_must_not_change(model, optimizer, torch.default_generator)
-    with pytest.raises(RuntimeError, match="out of luck") as error:
+    with pytest.raises(RuntimeError, match="out of luck"):
         probe(model, failing, train, dev, step_ahead=0.1)
-    assert "dev set 'z'" in error.value.__notes__[0]
     assert_equal(everything_that_must_not_change(model, optimizer, torch.default_generator), before)
+
+
+@pytest.mark.parametrize(("role", "name", "kind"), [("train", "b", "dataset"), ("dev", "y", "dev set")])
+def test_an_error_in_the_loss_keeps_its_type_and_names_the_data(role, name, kind):
+    def failing(model, batch):
+        if (batch[0] == 7).all():
+            raise KeyError("labels")
+        return loss(model, batch)
+
+    data = {"train": batches(NAMES), "dev": batches(DEV, seed=1)}
+    data[role][name][0][0].fill_(7)
+    with pytest.raises(KeyError, match="labels") as caught:
+        balancer_of(**data, compute=failing).step()
+    assert f"{kind} {name!r}" in caught.value.__notes__[0]
 
 
 def test_buffers_that_a_pass_moves_fills_or_adds_are_as_before_each():

@@ -9,6 +9,7 @@ from torch import nn
 from toy_balancers import MANY, MANY_DEV, estimator_of, many_sources
 from toys import loss, losses, mlp
 
+from multidds import Probes
 from multidds.probes.probe_sources import ProbeSources
 from multidds.rewards import MeanSlope
 from multidds.rewards.estimator import Part
@@ -92,19 +93,21 @@ def test_the_direction_is_averaged_the_newest_counts_most_and_a_skipped_one_noth
     assert torch.allclose(direction, total / 6, atol=1e-9)  # the weights 1, 2, 3
 
 
-def test_another_dev_loss_takes_gradients_of_the_dev_sets():
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_dev_loss_takes_gradients_of_the_dev_sets(count):
     def accuracy_lost(model, b):
         return -model(b[0]).softmax(-1).gather(1, b[1][:, None]).mean()
 
     model, (train, dev) = mlp(), many_sources(size=SIZE)
-    estimate = mixed(model, dev_sets=3, dev_loss=accuracy_lost).estimate({})
+    estimate = mixed(model, dev_sets=3, per_set=Probes(batches=count, dev_loss=accuracy_lost)).estimate({})
     sources = ProbeSources("Balancer", {"train": train, "dev": dev}, 0)
-    drawn = {name: [b for _, b in sources.batches("dev", name, 0, range(1), 1)] for name in estimate.dev_losses}
+    drawn = {name: [b for _, b in sources.batches("dev", name, 0, range(count), count)] for name in estimate.dev_losses}
     v = sum(reference.gradient(model, accuracy_lost, b) for b in drawn.values())
     slopes = slopes_along(v, model, estimate)
     assert len(drawn) == 3
     assert estimate.rewards == pytest.approx({name: sum(s) / len(s) for name, s in slopes.items()}, abs=1e-6)
-    assert estimate.dev_losses == pytest.approx({name: accuracy_lost(model, b[0]).item() for name, b in drawn.items()})
+    expected = {name: sum(accuracy_lost(model, b).item() for b in each) / count for name, each in drawn.items()}
+    assert estimate.dev_losses == pytest.approx(expected)
 
 
 def test_dev_sets_without_a_gradient_give_rewards_of_zero():

@@ -1,4 +1,4 @@
-"""The sequence of draws against a naive version: a list, made one by one with the mixture that rules."""
+"""The sequence of draws, beside a naive version: a list, made one by one with the mixture in effect."""
 
 import json
 
@@ -21,45 +21,45 @@ def probabilities(draw):
     return {name: weight / sum(weights) for name, weight in zip(NAMES, weights, strict=True)}
 
 
-RULES = st.lists(st.tuples(st.integers(0, 400), probabilities()), max_size=5)
+CHANGES = st.lists(st.tuples(st.integers(0, 400), probabilities()), max_size=5)
 
 
-def naive(first, rules, seed, count):
-    """[(name, how many of it were drawn before)]; rules come in the order in which they were added."""
+def naive(first, changes, seed, count):
+    """Returns [(name, number of its draws before)]; changes: (from position, mixture), in the order of their calls."""
     key, drawn, counts = derive(seed, "draws"), [], dict.fromkeys(NAMES, 0)
     for position in range(count):
-        ruling, started = first, 0
-        for start, mixture in rules:
+        in_effect, started = first, 0
+        for start, mixture in changes:
             started = max(started, start)  # one waits for those before it
             if started <= position:
-                ruling = mixture
-        name = Mixture(ruling).at(point(key, position))
+                in_effect = mixture
+        name = Mixture(in_effect).at(point(key, position))
         drawn.append((name, counts[name]))
         counts[name] += 1
     return drawn
 
 
-def ruled(first, rules, seed):
+def changed(first, changes, seed):
     draws = Draws(Mixture(first), seed)
-    for start, mixture in rules:
+    for start, mixture in changes:
         draws.use(Mixture(mixture), start)
     return draws
 
 
 @settings(max_examples=60)
-@given(probabilities(), RULES, SEEDS, FAR)
-def test_draws_are_those_of_a_list_made_one_by_one(first, rules, seed, count):
-    draws = ruled(first, rules, seed)
-    assert [draws.draw() for _ in range(count)] == naive(first, rules, seed, count)
+@given(probabilities(), CHANGES, SEEDS, FAR)
+def test_draws_are_those_of_a_list_made_one_by_one(first, changes, seed, count):
+    draws = changed(first, changes, seed)
+    assert [draws.draw() for _ in range(count)] == naive(first, changes, seed, count)
     assert draws.position == sum(draws.counts.values()) == count
 
 
 @settings(max_examples=60)
-@given(probabilities(), RULES, SEEDS, st.integers(1, 5), st.integers(1, 40), st.data())
-def test_ranks_share_one_sequence_of_draws(first, rules, seed, world_size, rounds, data):
-    expected = naive(first, rules, seed, 2 * rounds * world_size)
+@given(probabilities(), CHANGES, SEEDS, st.integers(1, 5), st.integers(1, 40), st.data())
+def test_ranks_share_one_sequence_of_draws(first, changes, seed, world_size, rounds, data):
+    expected = naive(first, changes, seed, 2 * rounds * world_size)
     rank = data.draw(st.integers(0, world_size - 1))
-    draws = ruled(first, rules, seed)
+    draws = changed(first, changes, seed)
     drawn = draws.draw_for(rank, world_size, rounds)
     for _ in range(rounds):
         drawn += draws.draw_for(rank, world_size)
@@ -68,9 +68,9 @@ def test_ranks_share_one_sequence_of_draws(first, rules, seed, world_size, round
 
 
 @settings(max_examples=60)
-@given(probabilities(), RULES, SEEDS, st.lists(FAR, max_size=4))
-def test_skipping_is_drawing_with_nobody_looking(first, rules, seed, jumps):
-    skipping, drawing = ruled(first, rules, seed), ruled(first, rules, seed)
+@given(probabilities(), CHANGES, SEEDS, st.lists(FAR, max_size=4))
+def test_skipping_is_drawing_with_nobody_looking(first, changes, seed, jumps):
+    skipping, drawing = changed(first, changes, seed), changed(first, changes, seed)
     for jump in jumps:
         skipping.skip_to(skipping.position + jump)
         for _ in range(jump):
@@ -81,24 +81,24 @@ def test_skipping_is_drawing_with_nobody_looking(first, rules, seed, jumps):
     assert skipping.position == drawing.position
 
 
-@given(probabilities(), RULES, SEEDS, FAR, FAR, probabilities())
-def test_a_fork_goes_its_own_way(first, rules, seed, count, ahead, other):
-    draws = ruled(first, rules, seed)
+@given(probabilities(), CHANGES, SEEDS, FAR, FAR, probabilities())
+def test_a_fork_goes_its_own_way(first, changes, seed, count, ahead, other):
+    draws = changed(first, changes, seed)
     draws.skip_to(count)
     fork = draws.fork()
     before = fork.state_dict()
     draws.use(Mixture(other), count + ahead)
     drawn = [draws.draw() for _ in range(50)]
     assert fork.state_dict() == before
-    assert [fork.draw() for _ in range(50)] == naive(first, rules, seed, count + 50)[count:]
+    assert [fork.draw() for _ in range(50)] == naive(first, changes, seed, count + 50)[count:]
     fork.skip_to(500)
     assert draws.position == count + 50
-    assert drawn == naive(first, [*rules, (count + ahead, other)], seed, count + 50)[count:]
+    assert drawn == naive(first, [*changes, (count + ahead, other)], seed, count + 50)[count:]
 
 
-@given(probabilities(), RULES, SEEDS, FAR)
-def test_a_state_goes_through_json_with_the_mixtures_that_wait(first, rules, seed, count):
-    draws = ruled(first, rules, seed)
+@given(probabilities(), CHANGES, SEEDS, FAR)
+def test_a_state_goes_through_json_with_the_mixtures_that_wait(first, changes, seed, count):
+    draws = changed(first, changes, seed)
     draws.skip_to(count)
     loaded = Draws(Mixture.uniform(NAMES), seed + 1)
     loaded.load_state_dict(json.loads(json.dumps(draws.state_dict())))
@@ -107,7 +107,7 @@ def test_a_state_goes_through_json_with_the_mixtures_that_wait(first, rules, see
     assert loaded.state_dict() == draws.state_dict()
 
 
-def test_a_mixture_that_moved_rules_from_where_it_is_said_to():
+def test_a_mixture_that_moved_takes_effect_from_where_it_is_said_to():
     mixture = Mixture({"a": 1.0, "b": 0.0})
     draws = Draws(mixture)
     assert not draws.use(mixture)
@@ -123,7 +123,7 @@ def test_a_mixture_that_moved_rules_from_where_it_is_said_to():
     assert [draws.draw()[0] for _ in range(60)] == ["a"] * 60
 
 
-def test_after_loading_the_mixture_rules_where_the_state_ends():
+def test_after_loading_the_mixture_takes_effect_where_the_state_ends():
     draws = Draws(Mixture({"a": 1.0, "b": 0.0}))
     draws.use(Mixture({"a": 0.5, "b": 0.5}), 10)
     mixture = Mixture({"a": 0.0, "b": 1.0})
@@ -158,12 +158,12 @@ def test_an_order_goes_through_all_examples_pass_after_pass(seed, size):
     assert [order[i] for i in (0, size, 0)] == [Order(seed, "a", size)[i] for i in (0, size, 0)]
 
 
-def test_draws_of_what_is_no_mixture_or_of_other_names_are_refused():
-    with pytest.raises(TypeError, match="^Draws: the mixture must be a Mixture, got dict.$"):
-        Draws({"a": 1.0})
-    with pytest.raises(ValueError, match="Draws: state: 'b' is missing"):
-        Draws(Mixture.uniform("ab")).load_state_dict(Draws(Mixture.uniform("a")).state_dict())
+def test_bad_arguments_and_states_are_refused():
     draws = Draws(Mixture.uniform("ab"))
     draws.skip_to(7)
-    with pytest.raises(ValueError, match="from_position.*at least 7.*6"):
+    with pytest.raises(TypeError, match="mixture.* dict"):
+        Draws({"a": 1.0})
+    with pytest.raises(ValueError, match="'b' is missing"):
+        draws.load_state_dict(Draws(Mixture.uniform("a")).state_dict())
+    with pytest.raises(ValueError, match="from_position.* 7.* 6"):
         draws.use(Mixture.uniform("ab"), 6)

@@ -234,3 +234,11 @@ def some_record(kind, step, **facts):
         "examples": {"edges": [1.0], "histogram": {}, "weight": {}, "highest": [], "lowest": [], "skipped": None},
     }[kind]
     return {"kind": kind, "step": step, **rest, **facts}
+
+
+def flipped(path, place, change=1):
+    """Changes one byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] ^= change
+    path.unlink()  # it may be a link
+    path.write_bytes(content)

@@ -52,19 +52,22 @@ def estimator_of(
     batches_per_set=1,
     errors=False,
     mixed=None,
-    dev_loss=None,
+    per_set=None,
 ):
     """An estimator of rewards by gradients of datasets, or by batches that mix them.
 
     mixed: (batches that mix datasets, batches that mix dev sets) for `MeanSlope`; None: gradients
+    per_set: `Probes` with another loss for dev sets, which are then not mixed
     """
     train = batches(NAMES, 4) if train is None else train
     dev = batches(DEV, 4, seed=1) if dev is None else dev
-    prober = Prober(model or mlp(), compute, None, "train", seed, owner="Balancer", dev_loss=dev_loss)
+    prober = Prober(
+        model or mlp(), compute, None, "train", seed, owner="Balancer", dev_loss=per_set and per_set.dev_loss
+    )
     sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
     reward = reward or StabilizedCosine()
     if mixed is not None:
-        measurement = MixedBatches(prober, reward.losses, sources, *mixed, by_set=dev_loss is not None)
+        measurement = MixedBatches(prober, reward.losses, sources, *mixed, per_set)
     else:
         numbers = {"batches": batches_per_set, "total": None, "errors": errors, "split_work": None}
         measurement = GradientProbes(tuple(train), tuple(dev), prober, sources, reward, **numbers)

@@ -158,8 +158,8 @@ class Balancer:
     ) -> Measurement:
         if reward.losses is not None:
             assert pace.mixed is not None
-            by_set = probes.dev_loss is not None
-            return MixedBatches(self._prober, reward.losses, sources, *pace.mixed, by_set=by_set)
+            per_set = None if probes.dev_loss is None else probes
+            return MixedBatches(self._prober, reward.losses, sources, *pace.mixed, per_set)
         return GradientProbes(
             sources.names("train"),
             sources.names("dev"),

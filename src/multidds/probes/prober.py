@@ -142,6 +142,14 @@ class Prober:
         rank, size = self.replicas.rank, self.replicas.size
         return range(rank * total // size, (rank + 1) * total // size)
 
+    def refuse_uneven(self, total: int) -> None:
+        """Raises a ValueError if ranks that hold shards would take different numbers of `total` batches."""
+        if self.layout.sharded and total % self.replicas.size:
+            raise ValueError(
+                f"{self._owner}: probe batches in all must be a multiple of the {self.replicas.size} ranks that hold "
+                f"shards, but they are {total}."
+            )
+
     def gradient(
         self,
         key: tuple[str, str, int],

@@ -23,8 +23,8 @@ class Probes:
     dev_loss: (model, batch) -> scalar tensor, the loss on the dev sets; None: the training loss.
     split_work: whether each process computes gradients of other datasets, which needs less communication. All must
         draw the same batches, and the loss must not wait for other processes. None: for sources that `batches_of`
-        made. True: always. False: never, all compute every gradient together. An `ExampleScorer` never splits.
-        Default None.
+        made, unless the model has a SyncBatchNorm. True: always. False: never, all compute every gradient together.
+        An `ExampleScorer` never splits. Default None.
     average: steps over which the parameters are averaged at which gradients are taken; one more parameter-sized vector.
         0: at the parameters themselves, as the paper does, or for a model that is an average already. Default None: 40
         for rules that compare halves of probes, as the default does. Not for `ExampleScorer`.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._base.state import check_keys
 from ..gradients.averages import MovingAverages
@@ -77,11 +77,7 @@ class GradientProbes:
         """Counts the ranks; returns the probe batches of each set over all of them."""
         size = self._prober.replicas.size
         self._total = self._given_total or int(self._batches * size)
-        if self._prober.layout.sharded and self._total % size:
-            raise ValueError(
-                f"Balancer: probe batches in all must be a multiple of the {size} ranks that hold shards, "
-                f"but they are {self._total}."
-            )
+        self._prober.refuse_uneven(self._total)
         return self._total
 
     def _new_averages(self) -> MovingAverages | None:
@@ -249,6 +245,8 @@ class GradientProbes:
             return set()
         if whole_gradients or averaged:
             return set()
+        if self._split_work is None and any(isinstance(module, nn.SyncBatchNorm) for module in prober.model.modules()):
+            return set()  # its passes wait for the other ranks
         return self._sources.splittable(role) if self._split_work is None else set(self._sources.names(role))
 
     def _dev_splits(self) -> bool:

@@ -27,6 +27,7 @@ from ..probes.example_slopes import (
 )
 from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Prober
+from ..probes.settings import Probes
 from .dev_batches import DevBatches, DrawnDevBatches
 from .estimate import Estimate, Round
 
@@ -38,19 +39,26 @@ class MixedBatches:
 
     losses: (model, batch) -> tensor [B], the losses of single examples.
     train, dev: batches of a round that mix datasets, and that mix dev sets; per rank.
-    by_set: whether dev sets are not mixed, because their loss is another than the losses of examples.
+    per_set: the number of batches of each dev set, if they are not mixed because their loss is another than the losses
+        of examples; None: they are mixed.
     """
 
     def __init__(
-        self, prober: Prober, losses: ExampleLosses, sources: ProbeSources, train: int, dev: int, by_set: bool
+        self,
+        prober: Prober,
+        losses: ExampleLosses,
+        sources: ProbeSources,
+        train: int,
+        dev: int,
+        per_set: Probes | None = None,
     ) -> None:
         refuse_narrow(_OWNER, prober)
         self._prober = prober
         self._losses = losses
         self._sources = sources
         self._per_rank = {"train": train, "dev": dev}
-        self._by_set = by_set
-        self._mixing = {role: sources.mixing(role) for role in (("train",) if by_set else ("train", "dev"))}
+        self._per_set = per_set
+        self._mixing = {role: sources.mixing(role) for role in (("train",) if per_set else ("train", "dev"))}
         # With two examples or more in each, no batch is empty. Ranks that hold shards make their passes together.
         if prober.layout.sharded and any(size < 2 for size, _ in self._mixing.values()):
             raise ValueError(f"{_OWNER}: a sharded model needs probe batches of at least two examples; see batches_of.")
@@ -60,6 +68,8 @@ class MixedBatches:
     def begin(self) -> int:
         size = self._prober.replicas.size
         self._batches = {role: batches * size for role, batches in self._per_rank.items()}
+        self._dev_total = size if self._per_set is None else self._per_set.in_all(size)
+        self._prober.refuse_uneven(self._dev_total)
         return self._batches["train"]
 
     def refresh_parameters(self) -> None:
@@ -70,8 +80,8 @@ class MixedBatches:
         """Does nothing: there are no moving averages of datasets."""
 
     def draw_dev_batches(self, dev: DevBatches, number: int, keep: bool) -> DrawnDevBatches:
-        """Draws one batch per rank of a dev set, when it is probed by itself."""
-        return dev.draw(number, self._prober.replicas.size, keep)
+        """Draws the batches of single dev sets, which are used if they are not mixed and to rank them."""
+        return dev.draw(number, self._dev_total, keep)
 
     def measure(self, round_: Round) -> Estimate:
         """Measures the mean slope of every dataset of the round. Inside `invisible`."""
@@ -117,7 +127,7 @@ class MixedBatches:
     def _dev_gradient(self, round_: Round) -> tuple[Gradient, dict[str, float]]:
         """Returns the gradient of the weighted dev loss, and the loss of each dev set."""
         dev, update = round_.dev_sets, round_.number
-        if self._by_set:
+        if self._per_set is not None:
             vector, losses = None, {}
             for name, weight in dev.items():
                 gradient, losses[name] = round_.dev_batches.gradient(name)

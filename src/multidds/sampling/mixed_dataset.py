@@ -226,28 +226,31 @@ class MixedExamples(MixedDataset):
 
 
 class AnyOrder:
-    """The draws of one epoch, readable in any order: at regular distances a position is kept to start from."""
+    """The draws of one epoch, readable in any order: at regular distances a position is kept to start from.
 
-    _MOST_COUNTS = 1 << 18  # of all datasets at all positions that are kept: some 20 megabytes
+    draws: the start of the epoch.
+    length: positions of the epoch.
+    most_counts: numbers that are kept, one per dataset and kept position; 2**18 are some 20 megabytes.
+    """
 
-    def __init__(self, draws: Draws, length: int) -> None:
+    def __init__(self, draws: Draws, length: int, most_counts: int = 1 << 18) -> None:
         self.start = draws.position
-        self._distance = max(64, -(-length * len(draws.counts) // self._MOST_COUNTS))  # between kept positions
+        self.distance = max(64, -(-length * len(draws.counts) // most_counts))  # between kept positions
         self._kept = [draws]
         self._reader = draws.fork()
 
     def draw_at(self, position: int) -> tuple[str, int]:
         """Returns the dataset at this position, and how many times it was drawn before."""
-        if not 0 <= position - self._reader.position < self._distance:
+        if not 0 <= position - self._reader.position < self.distance:
             self._reader = self._kept_before(position).fork()
         self._reader.skip_to(position)
         return self._reader.draw()
 
     def _kept_before(self, position: int) -> Draws:
-        number = (position - self.start) // self._distance
+        number = (position - self.start) // self.distance
         while len(self._kept) <= number:
             following = self._kept[-1].fork()
-            following.skip_to(following.position + self._distance)
+            following.skip_to(following.position + self.distance)
             self._kept.append(following)
         return self._kept[number]
 

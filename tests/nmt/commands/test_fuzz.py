@@ -155,7 +155,7 @@ def test_text_in_any_format_is_read_or_one_clear_line(folder, format_, data):
     except UserError as error:
         one_line(error, folder / "t.")
     else:
-        assert all("\n" not in source + target for _, source, target in pairs)
+        assert all("\n" not in source + target for source, target in pairs)
 
 
 READERS = {

@@ -1,73 +1,34 @@
-import contextlib
 import json
-import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import torch
-import wheels
-from conftest import ROOT, multidds
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_runs import Silent, small_config
+from made_runs import flipped
 
-from multidds.nmt.commands.verify import verify
-from multidds.nmt.common.checksummed import check_digest, checksummed, read_checksummed, sha256, write_checksummed
+from multidds.nmt.common.checksummed import (
+    check_digest,
+    checksummed,
+    read_checksummed,
+    read_own_folder,
+    sha256,
+    write_checksummed,
+)
 from multidds.nmt.common.errors import DamagedError, UserError
-from multidds.nmt.common.files import locked
-from multidds.nmt.evaluation import Translator, read_export
-from multidds.nmt.evaluation.evaluate import evaluate
-from multidds.nmt.prepare import prepare
-from multidds.nmt.prepare.catalogues import build
-from multidds.nmt.report import report
-from multidds.nmt.runs import checkpoints
-from multidds.nmt.training.train import train
 
 FACTS = st.dictionaries(st.text(min_size=1, max_size=5), st.integers() | st.text(max_size=9), min_size=1, max_size=4)
 
 
-def flipped(path, place, change=1):
-    content = bytearray(path.read_bytes())
-    content[place % len(content)] ^= change
-    path.unlink()  # it may be a link
-    path.write_bytes(content)
-
-
-@pytest.fixture(scope="module")
-def evaluated(corpus, tmp_path_factory):
-    """A small run that was trained and evaluated, and its config."""
-    with pytest.MonkeyPatch.context() as patch:
-        config = small_config(corpus, patch, "translate.beam=1", "train.keep=3")
-        run = tmp_path_factory.mktemp("evaluated") / "run"
-        train(config, run, Silent())
-        evaluate(run, threads=1)
-    return run, config
-
-
-@pytest.fixture
-def run(evaluated, corpus, tmp_path, monkeypatch):
-    """A copy of it, from where its data is."""
-    monkeypatch.chdir(corpus)
-    return shutil.copytree(evaluated[0], tmp_path / "run")
-
-
-# ------------------------------------------------------------------------------------------ sealed files
-
-
 @given(FACTS)
-def test_a_sealed_file_is_json_and_reads_back(tmp_path_factory, facts):
-    path = tmp_path_factory.mktemp("sealed") / "a.json"
+def test_a_checksummed_file_is_json_and_reads_back(tmp_path_factory, facts):
+    path = tmp_path_factory.mktemp("checksummed") / "a.json"
     write_checksummed(path, facts)
     assert read_checksummed(path, "x") == facts
     assert json.loads(path.read_text(encoding="utf-8")).keys() == {*facts, "checksum"}
 
 
 @given(FACTS, st.integers(0, 10**6), st.integers(1, 255))
-def test_no_byte_of_a_sealed_file_can_change_unnoticed(tmp_path_factory, facts, place, change):
-    path = tmp_path_factory.mktemp("sealed") / "a.json"
+def test_no_byte_of_a_checksummed_file_can_change_unnoticed(tmp_path_factory, facts, place, change):
+    path = tmp_path_factory.mktemp("checksummed") / "a.json"
     path.write_bytes(checksummed(facts))
     flipped(path, place, change)
     with pytest.raises(DamagedError, match=r"a\.json: is damaged.*; make it again\.$"):
@@ -75,11 +36,11 @@ def test_no_byte_of_a_sealed_file_can_change_unnoticed(tmp_path_factory, facts, 
 
 
 @given(st.integers(0, 10**6))
-def test_a_sealed_file_cannot_lose_its_end_unnoticed(tmp_path_factory, left):
-    path = tmp_path_factory.mktemp("sealed") / "a.json"
+def test_a_checksummed_file_cannot_lose_its_end_unnoticed(tmp_path_factory, left):
+    path = tmp_path_factory.mktemp("checksummed") / "a.json"
     content = checksummed({"a": 1, "checksum of b": "c" * 64})
     path.write_bytes(content[: left % len(content)])
-    with pytest.raises(DamagedError, match="is damaged or of another version"):
+    with pytest.raises(DamagedError, match="a.json: is damaged"):
         read_checksummed(path, "x")
 
 
@@ -89,241 +50,29 @@ def test_a_digest_is_that_of_the_file(tmp_path):
     assert digest == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     check_digest(tmp_path / "a", digest, "x")
     (tmp_path / "a").write_bytes(b"abd")
-    with pytest.raises(DamagedError, match=r"a: is damaged \(its checksum does not fit\); do that\.$"):
+    with pytest.raises(DamagedError, match=r"a: is damaged .*; do that\.$"):
         check_digest(tmp_path / "a", digest, "do that.")
-    with pytest.raises(DamagedError, match="b: is missing; do that"):
-        check_digest(tmp_path / "b", digest, "do that.")
+    for read in (lambda path: check_digest(path, digest, "do that."), lambda path: read_checksummed(path, "do that.")):
+        with pytest.raises(DamagedError, match="b: is missing; do that"):
+            read(tmp_path / "b")
     with pytest.raises(UserError, match="b: there is no such file"):
         sha256(tmp_path / "b")
 
 
-# ------------------------------------------------------------------------------------------ checkpoints
+def test_a_folder_of_ours_holds_the_files_of_its_manifest_and_a_cache(tmp_path):
+    def read():
+        return read_own_folder(tmp_path / "a", "m.json", "our command", "x", cache="cache")
 
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    path = tmp_path_factory.mktemp("checkpoint") / "a.safetensors"
-    state = {"records": 0, "checksum": "0" * 64, 'odd "checksum":"': "0" * 64}
-    checkpoints.write(path, {"checksum": torch.arange(5.0), "b": torch.ones(2, 2, dtype=torch.int64)}, state)
-    tensors, found = checkpoints.read(path)
-    assert found == state
-    assert torch.equal(tensors["checksum"], torch.arange(5.0))
-    return path.read_bytes()
-
-
-@given(st.integers(0, 10**6), st.integers(1, 255))
-def test_no_byte_of_a_checkpoint_can_change_unnoticed(checkpoint, tmp_path_factory, place, change):
-    path = tmp_path_factory.mktemp("damaged") / "a.safetensors"
-    path.write_bytes(checkpoint)
-    checkpoints.check(path)
-    flipped(path, place, change)
-    for use in (checkpoints.check, checkpoints.read):
-        with pytest.raises(DamagedError, match="a.safetensors: is damaged"):
-            use(path)
-
-
-@given(st.integers(0, 10**6), st.binary(max_size=9))
-def test_a_checkpoint_of_another_length_is_damaged(checkpoint, tmp_path_factory, left, more):
-    path = tmp_path_factory.mktemp("damaged") / "a.safetensors"
-    for content in (checkpoint[: left % len(checkpoint)], checkpoint + more + b"x", more + checkpoint + b"x"):
-        path.write_bytes(content)
-        with pytest.raises(DamagedError, match="is damaged"):
-            checkpoints.read(path)
-
-
-def test_a_checkpoint_needs_the_folder_of_its_run(tmp_path):
-    for path in (tmp_path / "run" / "best.safetensors", tmp_path / "run" / "checkpoints" / "step-1.safetensors"):
-        with pytest.raises(UserError, match="run: the folder is gone; the run goes on from its last checkpoint"):
-            checkpoints.write(path, {"a": torch.zeros(1)}, {})
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_damaged_best_model_is_trained_again(evaluated, run):
-    before = checkpoints.read(run / "best.safetensors")[0]
-    flipped(run / "best.safetensors", -5)
-    with pytest.raises(DamagedError, match="best.safetensors: is damaged"):
-        checkpoints.read(run / "best.safetensors")
-    show = Silent()
-    train(evaluated[1], run, show)
-    assert re.search(r"best.safetensors: is damaged .* Going on from step-00000008.safetensors\.$", show.lines[0])
-    after = checkpoints.read(run / "best.safetensors")[0]
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-
-
-# ------------------------------------------------------------------------------------------ what is made again
-
-
-def test_a_damaged_export_is_made_again_and_says_so(run):
-    notices = []
-    flipped(run / "export" / "model.bin", 1000)
-    with pytest.raises(DamagedError, match=r"model.bin: is damaged"):
-        read_export(run / "export")
-    Translator(run, threads=1, notice=notices.append)
-    assert [re.search(r"model\.bin: is damaged .* Making it again\.$", notice) is not None for notice in notices] == [
-        True
-    ]
-    read_export(run / "export")
-
-
-@pytest.mark.parametrize("file", ["scores.json", "hypotheses/mirror-base.txt", "references/shift-base.txt"])
-def test_damaged_scores_are_refused_by_a_report_and_made_again(run, tmp_path, file):
-    before = (run / "scores.json").read_bytes()
-    flipped(run / file, 7)
-    other = shutil.copytree(run, tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    del config["checksum"]
-    config["config"]["mixture"] |= {"method": "static", "prior": "uniform"}
-    write_checksummed(other / "config.json", config)
-    with pytest.raises(DamagedError, match=rf"{Path(file).name}: is damaged .* run 'multidds evaluate' again"):
-        report([run, other], tmp_path / "report")
-    notices = []
-    evaluate(run, threads=1, notice=notices.append)
-    assert [notice.endswith("run 'multidds evaluate' again. Doing so now.") for notice in notices] == [True]
-    assert (run / "scores.json").read_bytes() == before
-    evaluate(run, threads=1, notice=notices.append)
-    assert len(notices) == 1
-
-
-# ------------------------------------------------------------------------------------------ verify
-
-
-def test_verify_reads_everything_and_names_what_is_damaged(run, corpus):
-    done = multidds("verify", run, cwd=corpus)
-    kinds = ("config", "records", "vocabulary", "checkpoints", "scores", "best model", "export")
-    assert [line.split(": ")[1] for line in done.stdout.splitlines()[:-1]] == list(kinds)
-    assert done.stdout.endswith("Everything is whole.\n")
-    flipped(run / "vocabulary" / "base.spm.model", 99)
-    (run / "references" / "mirror-base.txt").unlink()
-    flipped(checkpoints.listed(run)[0], 99)
-    done = multidds("verify", run.parent, cwd=corpus, check=False)
-    assert done.returncode == 1
-    assert re.search(r"checkpoints: 2 whole, 1 damaged\n  .*step-00000004.safetensors: is damaged", done.stdout)
-    assert "base.spm.model: is damaged (its checksum does not fit); copy it from the prepared data." in done.stdout
-    assert "mirror-base.txt: is missing; run 'multidds evaluate' again." in done.stdout
-    assert done.stdout.endswith("damaged: 3\n")
-    assert multidds("verify", run / "nothing", cwd=corpus, check=False).stderr.endswith("there is no such folder.\n")
-
-
-def test_verify_knows_prepared_data_and_corpora(evaluated, corpus, tmp_path, monkeypatch):
-    monkeypatch.chdir(corpus)
-    prepare(evaluated[1], processes=1)
-    shutil.copytree(evaluated[1].data.folder, tmp_path / "data" / "prepared")
-    wheels.make_wheels(tmp_path / "shelf", {"tur": 460, "rus": 480})
-    shutil.copytree(tmp_path / "shelf", tmp_path / "data" / "corpus" / "wheels", ignore=lambda *_: ["list.toml"])
-    build(tmp_path / "data" / "corpus", ["tur", "rus"], tmp_path / "shelf" / "list.toml")
-    found = {one.folder.name: one for one in verify(tmp_path / "data")}
-    assert {name: (one.whole, one.damage) for name, one in found.items()} == {
-        "corpus": ({"corpus": 14}, {}),
-        "prepared": ({"prepared data": 11}, {}),
-    }
-    flipped(tmp_path / "data" / "corpus" / "tur-eng" / "dev.eng", 3)
-    flipped(tmp_path / "data" / "prepared" / "manifest.json", 3)
-    found = {one.folder.name: one.damage for one in verify(tmp_path / "data")}
-    assert "dev.eng: is damaged" in found["corpus"]["corpus"][0]
-    assert "manifest.json: is damaged" in found["prepared"]["prepared data"][0]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no run, no prepared data and no corpus"):
-        verify(tmp_path / "empty")
-
-
-def test_text_of_a_corpus_that_has_changed_is_not_prepared(evaluated, tmp_path):
-    wheels.make_wheels(tmp_path / "shelf", {"tur": 460, "rus": 480})
-    shutil.copytree(tmp_path / "shelf", tmp_path / "corpus" / "wheels", ignore=lambda *_: ["list.toml"])
-    build(tmp_path / "corpus", ["tur", "rus"], tmp_path / "shelf" / "list.toml")
-    data = evaluated[1].data
-    text = {split: str(tmp_path / "corpus" / "{many}-eng" / (split + ".{lang}")) for split in ("train", "dev", "test")}
-    pair = type(data.pairs[0])(source="tur", target="eng")
-    config = evaluated[1].model_copy(
-        update={"data": data.model_copy(update={**text, "pairs": (pair,), "folder": tmp_path / "prepared"})}
-    )
-    flipped(tmp_path / "corpus" / "tur-eng" / "train.tur", 3)
-    with pytest.raises(DamagedError, match="train.tur: is not as 'multidds corpus catalogues' made it; run that again"):
-        prepare(config, processes=1)
-
-
-# ------------------------------------------------------------------------------------------ two processes
-
-
-def test_a_lock_keeps_out_a_second_process_and_not_a_third(tmp_path):
-    code = "import sys, pathlib, time; from multidds.nmt.common.files import locked\n" + (
-        "with locked(pathlib.Path(sys.argv[1]), 'held'): print('mine', flush=True); time.sleep(60)"
-    )
-    path = tmp_path / "a.lock"
-    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "mine\n"
-    with pytest.raises(UserError, match="^held$"), locked(path, "held"):
-        pass
-    child.kill()
-    child.communicate()
-    assert path.exists()  # left by a process that is dead
-    with locked(path, "held"), pytest.raises(UserError, match="^twice$"), locked(path, "twice"):
-        pass
-    assert not path.exists()
-
-
-def test_every_command_that_writes_refuses_to_be_the_second(run, evaluated, corpus, tmp_path, monkeypatch):
-    (run / "scores.json").unlink()
-    with locked(run / "scores.lock", "x"), pytest.raises(UserError, match="run: is being evaluated by another process"):
-        evaluate(run, threads=1)
-    shutil.rmtree(run / "export")
-    with locked(run / "export.lock", "x"), pytest.raises(UserError, match="run: is being exported by another process"):
-        evaluate(run, threads=1)
-    with locked(tmp_path / "report.lock", "x"), pytest.raises(UserError, match="another process is writing a report"):
-        report([run], tmp_path)
-    experiment = tmp_path / "e.toml"
-    experiment.write_text(
-        f'folder = "{tmp_path}"\nevaluate = false\n[settings.s]\nrecipe = "{ROOT}/recipes/tiny.toml"\n[methods.m]\n'
-        '[[blocks]]\nname = "b"\nsettings = ["s"]\nmethods = ["m"]\nseeds = [1]\n'
-    )
-    with locked(tmp_path / "experiment.lock", "x"):
-        done = multidds("experiment", experiment, cwd=corpus, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "another process is at work on the experiment there" in done.stderr
-
-
-# ------------------------------------------------------------------------------------------ full disks
-
-
-@contextlib.contextmanager
-def small_disk(folder, size):
-    folder.mkdir()
-    try:
-        options = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        subprocess.run(options, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no disk can be mounted here: {error}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk_stops_a_training_that_goes_on_when_there_is_room(evaluated, corpus, tmp_path, monkeypatch):
-    monkeypatch.chdir(corpus)
-    config, whole = evaluated[1], evaluated[0]
-    later = ("export", "scores.json", "hypotheses", "references")
-    files = [path for path in whole.rglob("*") if path.is_file() and path.relative_to(whole).parts[0] not in later]
-    pages = sum(path.stat().st_size // 4096 + 1 for path in files)
-    size = 4096 * pages - checkpoints.listed(whole)[-1].stat().st_size // 2
-    with small_disk(tmp_path / "disk", size):
-        run = tmp_path / "disk" / "run"
-        with pytest.raises((UserError, OSError), match="No space left|StorageFull|os error 28"):
-            train(config, run, Silent())
-        assert checkpoints.newest(run).state["progress"]["step"] == 8
-        assert not list(run.rglob("*.partial"))
-        subprocess.run(["mount", "-o", "remount,size=100m", str(tmp_path / "disk")], check=True)
-        assert train(config, run, Silent()).finished
-        tensors = [checkpoints.read(checkpoints.listed(folder)[-1])[0] for folder in (run, whole)]
-        assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())
-
-
-def test_a_full_disk_is_one_line_for_prepare(corpus, tmp_path):
-    with small_disk(tmp_path / "disk", 200_000):
-        overrides = ("--processes", "1", "--set", f"data.folder={tmp_path}/disk/out")
-        done = multidds("prepare", ROOT / "recipes" / "tiny.toml", *overrides, cwd=corpus, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "No space left on device" in done.stderr
-        assert [path.name for path in (tmp_path / "disk").iterdir()] == ["out.partial"]  # to go on with
-        subprocess.run(["mount", "-o", "remount,size=10m", str(tmp_path / "disk")], check=True)
-        multidds("prepare", ROOT / "recipes" / "tiny.toml", *overrides, cwd=corpus)
-        assert [path.name for path in (tmp_path / "disk").iterdir()] == ["out"]
+    assert read() is None
+    (tmp_path / "a" / "cache").mkdir(parents=True)
+    (tmp_path / "a" / "cache" / "anything").touch()
+    assert read() is None
+    (tmp_path / "a" / "b").mkdir()
+    (tmp_path / "a" / "b" / "c").touch()
+    with pytest.raises(UserError, match="a: holds 'b/c', which 'our command' did not make"):
+        read()
+    write_checksummed(tmp_path / "a" / "m.json", {"files": {"b/c": "0"}})
+    assert read() == {"files": {"b/c": "0"}}
+    (tmp_path / "a" / "b" / "link").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="a: holds 'b/link'"):
+        read()

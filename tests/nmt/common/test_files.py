@@ -1,10 +1,14 @@
+import contextlib
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from multidds.nmt.common.files import move_into_place, whole_file, whole_folder, write_whole
+from multidds.nmt.common.errors import UserError
+from multidds.nmt.common.files import locked, move_into_place, resumed_folder, whole_file, whole_folder, write_whole
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -93,3 +97,32 @@ def test_what_moves_into_place_is_on_the_disk_before_and_after(tmp_path, monkeyp
         names = [os.path.relpath(path, tmp_path) for path in synced]
         assert sorted(names[:2]) == ["a.partial/b", "a.partial/b/c"]
         assert names[2:] == ["a.partial", "."]
+
+
+def test_a_lock_keeps_out_a_second_process_and_not_a_third(tmp_path):
+    code = "import sys, pathlib, time; from multidds.nmt.common.files import locked\n" + (
+        "with locked(pathlib.Path(sys.argv[1]), 'held'): print('mine', flush=True); time.sleep(60)"
+    )
+    path = tmp_path / "a.lock"
+    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "mine\n"
+    with pytest.raises(UserError, match="^held$"), locked(path, "held"):
+        pass
+    child.kill()
+    child.communicate()
+    assert path.exists()  # left by a process that is dead
+    with locked(path, "held"), pytest.raises(UserError, match="^twice$"), locked(path, "twice"):
+        pass
+    assert not path.exists()
+
+
+def test_a_folder_is_resumed_for_the_same_purpose_only(tmp_path):
+    for purpose, there in (("a", []), ("a", ["x"]), ("b", [])):
+        with contextlib.suppress(KeyboardInterrupt), resumed_folder(tmp_path / "p", purpose) as beside:
+            (beside / "data").mkdir(exist_ok=True)
+            assert [path.name for path in (beside / "data").iterdir()] == there
+            (beside / "data" / "x").touch()
+            raise KeyboardInterrupt
+    with resumed_folder(tmp_path / "p", "b") as beside:
+        assert (beside / "data" / "x").exists()
+    assert content(tmp_path) == {"p/x": b""}

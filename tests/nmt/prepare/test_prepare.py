@@ -1,5 +1,4 @@
 import contextlib
-import gzip
 import json
 import os
 import shutil
@@ -7,170 +6,41 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import ROOT, multidds
-from hypothesis import given
-from hypothesis import strategies as st
+from toy_runs import Silent, small_config
+from toy_text import CALL, made, recipe
 
+from multidds.nmt.batches import Sentences
 from multidds.nmt.common.checksummed import write_checksummed
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.common.files import locked
-from multidds.nmt.config.config import parse_config
+from multidds.nmt.config import parse_config
 from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.prepare.encode import Encoder
-from multidds.nmt.prepare.text_files import files_of, read_pairs
+from multidds.nmt.prepare.text_files import read_pairs
 from multidds.nmt.prepare.vocabulary import END, load_model, model_file, models_of, tag_of
-
-PAIRS = [("a b", "x y"), ("c d", "z"), ("", "w"), ("e\u2028f\x85g", "v\x0bu")]
-
-
-def config(folder, **data):
-    table = {"data": {"folder": str(folder / "prepared"), "pairs": ["src-tgt"], "train": "", "dev": "", **data}}
-    return parse_config(table, "r.toml")
+from multidds.nmt.training.train import train
 
 
-def read(folder, **data):
-    settings = config(folder, **data)
-    return [(s, t) for _, s, t in read_pairs(settings.data, settings.data.pairs[0], "train")]
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def written(folder, name, text, compress):
-    path = folder / name
-    path.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
-    return path
+def arrays(settings):
+    ready = Prepared(settings)
+    return {
+        (pair, split, side): [array.tolist() for array in ready.arrays(pair, split, side)]
+        for pair in settings.data.names
+        for split in ("train", "dev")
+        for side in ("source", "target")
+    }
 
 
-# ---------------------------------------------------------------------------------------------- reading
-
-
-@pytest.mark.parametrize("compress", [False, True])
-def test_every_format_reads_the_same_pairs(tmp_path, compress):
-    written(tmp_path, "t.src", "".join(s + "\n" for s, _ in PAIRS), compress)
-    written(tmp_path, "t.tgt", "".join(t + "\n" for _, t in PAIRS), compress)
-    assert read(tmp_path, train=str(tmp_path / "t.{lang}")) == PAIRS
-    path = written(tmp_path, "t.tsv", "id\ttgt\tsrc\n" + "".join(f"1\t{t}\t{s}\n" for s, t in PAIRS), compress)
-    assert read(tmp_path, train=str(path), format="tsv") == PAIRS
-    path = written(tmp_path, "u.tsv", "".join(f"{s}\t{t}\n" for s, t in PAIRS), compress)
-    assert read(tmp_path, train=str(path), format="tsv", header=False) == PAIRS
-    assert read(tmp_path, train=str(path), format="tsv", header=False, columns={"src": 1, "tgt": 0}) == [
-        (t, s) for s, t in PAIRS
-    ]
-    path = written(tmp_path, "t.jsonl", "\n".join(json.dumps({"src": s, "tgt": t}) for s, t in PAIRS), compress)
-    assert read(tmp_path, train=str(path), format="jsonl") == PAIRS
-    nested = "\n".join(json.dumps({"translation": {"az": s, "en": t}}) for s, t in PAIRS)
-    path = written(tmp_path, "n.jsonl", nested, compress)
-    columns = {"src": "translation.az", "tgt": "translation.en"}
-    assert read(tmp_path, train=str(path), format="jsonl", columns=columns) == PAIRS
-
-
-@pytest.mark.parametrize(
-    ("pairs", "expected"),
-    [
-        (["aze-eng", "bel-eng"], ["aze", "bel"]),
-        (["eng-aze", "eng-bel"], ["aze", "bel"]),
-        (["aze-eng", "eng-bel"], ["aze", "bel"]),
-        (["aze-eng", "eng-aze"], ["aze", "aze"]),
-        (["aze-eng"], ["aze"]),
-    ],
-)
-def test_the_many_side_is_the_one_that_is_not_shared(tmp_path, pairs, expected):
-    data = config(tmp_path, pairs=pairs, train="{many}/{lang}").data
-    assert [files_of(data, pair, "train")[0].parent.name for pair in data.pairs] == expected
-
-
-def test_the_ted_release_leaves_out_missing_lines_and_knows_no_quotes(tmp_path):
-    rows = [
-        "talk_name\ten\taz\tbe",
-        'talk_1\t" Hello\tSalam\t__NULL__',
-        "talk_1\tWorld\t__NULL__\tSvet",
-        "talk_1\tBye\t_ _ NULL _ _\tPa",
-        "talk_2\tThanks\tSağ ol\t",
-    ]
-    path = written(tmp_path, "all_talks_train.tsv", "\n".join(rows) + "\n", False)
-    ted = {"train": str(path), "format": "ted", "columns": {"aze": "az", "bel": "be", "eng": "en"}}
-    assert read(tmp_path, pairs=["aze-eng"], **ted) == [("Salam", '" Hello'), ("Sağ ol", "Thanks")]
-    assert read(tmp_path, pairs=["eng-bel"], **ted) == [("World", "Svet"), ("Bye", "Pa")]
-
-
-@pytest.mark.parametrize(
-    ("files", "data", "message"),
-    [
-        ({}, {"train": "{lang}"}, "src: there is no such file."),
-        ({"src": "a\n", "tgt": "a\nb\n"}, {"train": "{lang}"}, "src: has 1 lines, but"),
-        ({"src": b"ok\n\xff\n", "tgt": "a\nb\n"}, {"train": "{lang}"}, "src:2: not valid UTF-8 (byte 1:"),
-        ({"src": gzip.compress(b"a\n" * 999)[:-9], "tgt": "a\n" * 999}, {"train": "{lang}"}, "src: damaged gzip file"),
-        (
-            {"t": "a\tb\n"},
-            {"train": "t", "format": "tsv"},
-            "t:1: there is no column 'src' for 'src'; the header has 'a', 'b'",
-        ),
-        ({"t": "src\ttgt\na\n"}, {"train": "t", "format": "tsv"}, "t:2: has 1 columns, but the header has 2"),
-        ({"t": "a\n"}, {"train": "t", "format": "tsv", "header": False}, "t:1: has 1 columns, but column 2 is needed"),
-        ({"t": "a\tb\n"}, {"train": "t", "format": "tsv", "columns": {"src": 7}}, "there is no column 7 for 'src'"),
-        ({"t": "{\n"}, {"train": "t", "format": "jsonl"}, "t:1: not valid JSON"),
-        ({"t": '{"src": "a"}\n'}, {"train": "t", "format": "jsonl"}, "t:1: there is no text at 'tgt'"),
-        ({"t": '{"src": "a", "tgt": 3}\n'}, {"train": "t", "format": "jsonl"}, "t:1: there is no text at 'tgt'"),
-        ({"t": "[" * 100000}, {"train": "t", "format": "jsonl"}, "t:1: not valid JSON"),
-        ({"t": "a"}, {"train": "t"}, "aligned files need '{lang}' in their path"),
-        ({"t": "a"}, {"train": "{language}"}, "aligned files need '{lang}'"),
-        ({"t": "a"}, {"train": "{lang}{0}"}, "may hold {source}, {target}, {pair}, {lang}, {many}"),
-    ],
-)
-def test_bad_text_is_one_line_with_file_and_line_number(tmp_path, monkeypatch, files, data, message):
-    monkeypatch.chdir(tmp_path)
-    for name, content in files.items():
-        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError) as error:
-        read(tmp_path, **data)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_bad_text_is_the_same_line_where_sentencepiece_reads_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = ["src\ttgt", *(f"hello {i} world\tsalut {i} monde" for i in range(100)), "a\tb\tc"]
-    Path("t").write_text("\n".join(rows) + "\n")
-    table = {"data": {"folder": "p", "format": "tsv", "pairs": ["src-tgt"], "train": "t", "dev": "t"}}
-    config = parse_config(table | {"vocabulary": {"size": 60}}, "r")
-    with pytest.raises(UserError) as error:
-        prepare(config, processes=1)
-    assert str(error.value) == "t:102: has 3 columns, but the header has 2."
-
-
-@given(st.binary(max_size=60), st.binary(max_size=60), st.sampled_from(["text", "tsv", "jsonl", "ted"]))
-def test_fuzzed_files_end_in_pairs_or_one_clear_line(tmp_path_factory, source, target, kind):
-    folder = tmp_path_factory.mktemp("fuzz")
-    (folder / "t.src").write_bytes(source)
-    (folder / "t.tgt").write_bytes(target)
-    try:
-        for s, t in read(folder, train=str(folder / ("t.{lang}" if kind == "text" else "t.src")), format=kind):
-            assert "\n" not in s + t
-    except UserError as error:
-        assert "\n" not in str(error)
-
-
-# ---------------------------------------------------------------------------------------------- preparing
-
-
-def parallel(folder, pairs=("ab-base", "cd-base"), lines=300, seed=0):
-    """Small aligned files, with a few pairs to drop."""
-    rng = np.random.default_rng(seed)
-    words = ["".join(rng.choice(list("abcdefg"), 4)) for _ in range(60)]
-    for pair in pairs:
-        for split, count in (("train", lines), ("dev", 20), ("test", 15)):
-            texts = [" ".join(rng.choice(words, rng.integers(2, 7))) for _ in range(count)]
-            for lang in pair.split("-"):
-                (folder / f"{pair}.{split}.{lang}").write_text("".join(t + "\n" for t in texts), encoding="utf-8")
-    data = {split: str(folder / ("{pair}." + split + ".{lang}")) for split in ("train", "dev", "test")}
-    return {"folder": str(folder / "prepared"), "pairs": list(pairs), **data}
-
-
-def made(folder, vocabulary=None, **data):
-    table = {"data": {**parallel(folder), **data}, "vocabulary": {"size": 60, **(vocabulary or {})}}
-    return parse_config(table, "r.toml")
+# ---------------------------------------------------------------------------------------------- tokens
 
 
 def test_arrays_hold_the_text_and_the_manifest_counts_it(tmp_path):
@@ -188,21 +58,51 @@ def test_arrays_hold_the_text_and_the_manifest_counts_it(tmp_path):
     tokens, offsets = ready.arrays("ab-base", "train", "source")
     vocabulary = ready.vocabulary["source"]
     kept = [line for i, line in enumerate(lines) if i not in (3, 5)]
-    for i in (0, 3, 100, 297):
-        pieces = [vocabulary[t] for t in tokens[offsets[i] : offsets[i + 1]]]
-        assert "".join(pieces).replace("▁", " ").strip() == kept[i]
+    texts = ["".join(vocabulary[t] for t in tokens[a:b]).replace("▁", " ").strip() for a, b in pairwise(offsets)]
+    assert texts == kept
     assert counted["source tokens"] == len(tokens)
     assert ready.test_lines("ab-base", "target") == (tmp_path / "ab-base.test.base").read_text().splitlines()
 
 
-def arrays(settings):
+@pytest.mark.parametrize("kind", ["joint", "per-language"])
+def test_tokens_are_those_of_every_line_encoded_by_itself(tmp_path, kind, monkeypatch):
+    settings = made(tmp_path, vocabulary={"kind": kind})
+    odd = ["", " ab ", "\x1f", "a\u2028b", "\x85é", "abcd " * 200, "b\r", "ﬁ", "日本"]
+    for lang in ("ab", "base"):
+        with (tmp_path / f"ab-base.train.{lang}").open("a", encoding="utf-8", newline="\n") as file:
+            file.write("".join(text + "\n" for text in odd))
+    monkeypatch.setattr("multidds.nmt.prepare.shard_plan.LARGEST", 70)
+    prepare(settings, processes=1)
     ready = Prepared(settings)
-    return {
-        (pair, split, side): [array.tolist() for array in ready.arrays(pair, split, side)]
-        for pair in settings.data.names
-        for split in ("train", "dev")
-        for side in ("source", "target")
-    }
+    for pair in settings.data.pairs:
+        sides = ((pair.source, "source"), (pair.target, "target"))
+        encoders = [Encoder.load(settings, ready.folder, lang, side) for lang, side in sides]
+        rows = []
+        for texts in read_pairs(settings.data, pair, "train"):
+            row = [
+                [int(encoder.numbers[piece]) for piece in encoder.model.encode(text.strip())]
+                for encoder, text in zip(encoders, texts, strict=True)
+            ]
+            if all(0 < len(tokens) <= settings.data.max_length for tokens in row):
+                rows.append(tuple(row))
+        stored = ready.stored(pair.name, "train")
+        assert [tuple(side.tolist() for side in stored.tokens(i)) for i in range(len(stored))] == rows
+        assert ready.longer_tokens(pair.name, "train") == sum(max(map(len, row)) for row in rows)
+        longest = ready.manifest["pairs"][pair.name]["train"]["longest"]
+        assert longest == [max(map(len, side)) for side in zip(*rows, strict=True)]
+
+
+def test_lengths_in_all_are_counted_with_tags_and_ends(tmp_path):
+    settings = made(tmp_path, ("base-ab", "base-cd"))
+    prepare(settings, processes=1)
+    ready = Prepared(settings)
+    for name in settings.data.names:
+        sentences = Sentences(ready, name, "train")
+        assert sentences.tag is not None
+        assert sentences.all_tokens == sentences.lengths.sum()
+        assert [sentences.sizes(i) for i in range(9)] == [
+            (len(source) + 1, len(target) + 1) for source, target in map(sentences.tokens, range(9))
+        ]
 
 
 @pytest.mark.parametrize("kind", ["text", "tsv"])
@@ -222,28 +122,15 @@ def test_any_number_of_shards_and_processes_makes_the_same_arrays(tmp_path, monk
     monkeypatch.setattr("multidds.nmt.prepare.shard_plan.LARGEST", 77)
     shutil.rmtree(tmp_path / "prepared")
     prepare(settings, processes=2)
-    shards = {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()}
+    shards = content_of(tmp_path / "prepared")
     assert "train-00006.bin" in shards  # two pairs of 300 lines
     assert arrays(settings) == whole
     shutil.rmtree(tmp_path / "prepared")
     prepare(settings, processes=1)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "prepared").iterdir()} == shards
+    assert content_of(tmp_path / "prepared") == shards
 
 
-def test_a_second_call_does_nothing_and_a_changed_file_or_setting_does(tmp_path):
-    settings = made(tmp_path)
-    assert prepare(settings)
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "prepared").iterdir()}
-    assert not prepare(settings)
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "prepared").iterdir()} == before
-    first = Prepared(settings).fingerprint
-    with (tmp_path / "cd-base.dev.cd").open("a") as a, (tmp_path / "cd-base.dev.base").open("a") as b:
-        a.write("abc\n")
-        b.write("abc\n")
-    assert prepare(settings)
-    assert Prepared(settings).fingerprint != first
-    assert prepare(made(tmp_path, {"size": 50}))
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["prepared"]
+# ---------------------------------------------------------------------------------------------- vocabularies
 
 
 def test_the_vocabulary_of_the_many_side_is_the_union_of_its_pieces(tmp_path):
@@ -259,14 +146,12 @@ def test_the_vocabulary_of_the_many_side_is_the_union_of_its_pieces(tmp_path):
 
 
 def test_one_to_many_has_tags_and_many_to_many_one_vocabulary(tmp_path):
-    data = parallel(tmp_path, ["base-ab", "base-cd"])
-    settings = parse_config({"data": data, "vocabulary": {"size": 60}}, "r.toml")
+    settings = made(tmp_path, ("base-ab", "base-cd"))
     prepare(settings)
     ready = Prepared(settings)
     assert ready.vocabulary["source"][3:5] == [tag_of("ab"), tag_of("cd")]
     assert tag_of("ab") not in ready.vocabulary["target"]
-    both = parallel(tmp_path, ["base-ab", "cd-base"])
-    settings = parse_config({"data": both, "vocabulary": {"size": 60}}, "r.toml")
+    settings = made(tmp_path, ("base-ab", "cd-base"))
     prepare(settings)
     ready = Prepared(settings)
     assert ready.vocabulary["source"] == ready.vocabulary["target"]
@@ -274,7 +159,7 @@ def test_one_to_many_has_tags_and_many_to_many_one_vocabulary(tmp_path):
 
 
 def test_a_joint_model_serves_all_languages(tmp_path):
-    settings = made(tmp_path, {"kind": "joint", "size": 70})
+    settings = made(tmp_path, vocabulary={"kind": "joint", "size": 70})
     prepare(settings)
     ready = Prepared(settings)
     assert ready.vocabulary["source"] == ready.vocabulary["target"]
@@ -283,11 +168,10 @@ def test_a_joint_model_serves_all_languages(tmp_path):
 
 
 def test_text_that_looks_like_a_tag_is_not_one(tmp_path):
-    data = parallel(tmp_path, ["base-ab", "base-cd"])
+    settings = made(tmp_path, ("base-ab", "base-cd"))
     for lang in ("base", "ab"):
         path = tmp_path / f"base-ab.train.{lang}"
         path.write_text("".join(f"<2ab> {line}\n" for line in path.read_text().splitlines()))
-    settings = parse_config({"data": data, "vocabulary": {"size": 60}}, "r.toml")
     prepare(settings)
     ready = Prepared(settings)
     encoder = Encoder.load(settings, ready.folder, "base", "source")
@@ -295,19 +179,63 @@ def test_text_that_looks_like_a_tag_is_not_one(tmp_path):
     assert not tags & set(encoder.encode(["<2ab> abc <2cd>"])[0].tolist())
 
 
+@pytest.mark.parametrize("kind", ["per-language", "joint"])
+def test_a_text_with_fewer_pieces_than_asked_for_gets_those_it_has(tmp_path, kind):
+    settings = made(tmp_path, vocabulary={"size": 5000, "kind": kind})
+    prepare(settings, processes=1)
+    limited = Prepared(settings).manifest["limited"]
+    assert set(limited) == set(models_of(settings))
+    for name, pieces in limited.items():
+        (there := tmp_path / name).mkdir()
+        exactly = made(there, vocabulary={"size": pieces, "kind": kind})
+        prepare(exactly, processes=1)
+        assert name not in Prepared(exactly).manifest["limited"]
+        models = [(each.data.folder / model_file(name)).read_bytes() for each in (settings, exactly)]
+        assert models[0] == models[1]
+
+
+def test_a_vocabulary_from_a_part_of_the_text_is_always_the_same(tmp_path):
+    settings = made(tmp_path, lines=3000, vocabulary={"sample": 500})
+    prepare(settings, processes=2)
+    first = content_of(tmp_path / "prepared")
+    shutil.rmtree(tmp_path / "prepared")
+    prepare(settings, processes=2)
+    assert content_of(tmp_path / "prepared") == first
+
+
+# ---------------------------------------------------------------------------------------------- made once, refused
+
+
+def test_a_second_call_does_nothing_and_a_changed_file_or_setting_does(tmp_path):
+    settings = made(tmp_path)
+    assert prepare(settings)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "prepared").iterdir()}
+    assert not prepare(settings)
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "prepared").iterdir()} == before
+    first = Prepared(settings).fingerprint
+    for lang in ("cd", "base"):
+        with (tmp_path / f"cd-base.dev.{lang}").open("a") as file:
+            file.write("abc\n")
+    assert prepare(settings)
+    assert Prepared(settings).fingerprint != first
+    assert prepare(made(tmp_path, vocabulary={"size": 50}))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["prepared"]
+
+
 @pytest.mark.parametrize(
-    ("change", "vocabulary", "message"),
+    ("empty", "change", "message"),
     [
-        ({}, {"size": 16, "coverage": 1.0}, None),
-        ({"dev": "{pair}.none.{lang}"}, {}, "ab-base.none.ab: there is no such file."),
-        ({"max_length": 1}, {}, "no usable sentence pair for the"),
+        ("", {"dev": "{pair}.none.{lang}"}, "ab-base.none.ab: there is no such file."),
+        ("", {"max_length": 1}, "no usable sentence pair for the train set of 'ab-base'"),
+        ("dev", {}, "no usable sentence pair for the dev set of 'ab-base'"),
+        ("train", {}, "no training text of 'ab'"),
     ],
 )
-def test_what_cannot_be_prepared_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, change, vocabulary, message):
+def test_text_that_cannot_be_prepared_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, empty, change, message):
     monkeypatch.chdir(tmp_path)
-    settings = made(tmp_path, vocabulary, **change)
-    if message is None:
-        return
+    settings = made(tmp_path, **change)
+    for path in tmp_path.glob(f"ab-base.{empty}.*"):
+        path.write_text("")
     with pytest.raises(UserError) as error:
         prepare(settings, processes=1)
     assert message in str(error.value)
@@ -315,49 +243,32 @@ def test_what_cannot_be_prepared_is_one_line_and_leaves_nothing(tmp_path, monkey
     assert not (tmp_path / "prepared.partial").exists()
 
 
-@pytest.mark.parametrize("kind", ["per-language", "joint"])
-def test_a_text_with_fewer_pieces_than_asked_for_gets_those_it_has(tmp_path, kind):
-    settings = made(tmp_path, {"size": 5000, "kind": kind})
-    prepare(settings, processes=1)
-    limited = Prepared(settings).manifest["limited"]
-    assert set(limited) == set(models_of(settings))
-    for name, pieces in limited.items():
-        (there := tmp_path / name).mkdir()
-        exactly = made(there, {"size": pieces, "kind": kind})
-        prepare(exactly, processes=1)
-        assert name not in Prepared(exactly).manifest["limited"]
-        models = [(each.data.folder / model_file(name)).read_bytes() for each in (settings, exactly)]
-        assert models[0] == models[1]
-
-
-def test_an_empty_dev_set_is_refused(tmp_path):
-    settings = made(tmp_path)
-    for lang in ("ab", "base"):
-        (tmp_path / f"ab-base.dev.{lang}").write_text("")
-    with pytest.raises(UserError, match="no usable sentence pair for the dev set of 'ab-base'"):
-        prepare(settings, processes=1)
+def test_bad_text_is_the_same_line_where_sentencepiece_reads_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = ["src\ttgt", *(f"hello {i} world\tsalut {i} monde" for i in range(100)), "a\tb\tc"]
+    Path("t").write_text("\n".join(rows) + "\n")
+    table = {"data": {"folder": "p", "format": "tsv", "pairs": ["src-tgt"], "train": "t", "dev": "t"}}
+    config = parse_config(table | {"vocabulary": {"size": 60}}, "r")
+    with pytest.raises(UserError, match=r"^t:102: has 3 columns"):
+        prepare(config, processes=1)
 
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path):
     settings = made(tmp_path)
     (tmp_path / "prepared").mkdir()
     (tmp_path / "prepared" / "thesis.txt").write_text("mine")
-    for manifest in (None, "{}", '{"layout": 2, "fingerprint": "x", "files": {}}'):
+    for manifest in (None, "{}"):
         if manifest:
             (tmp_path / "prepared" / "manifest.json").write_text(manifest)
-        with pytest.raises(UserError, match="'multidds prepare' did not make; choose another|json: is damaged .*away"):
+        with pytest.raises(UserError, match="thesis.txt.*'multidds prepare' did not make|json: is damaged .*away"):
             prepare(settings)
         assert (tmp_path / "prepared" / "thesis.txt").read_text() == "mine"
 
 
-def test_a_missing_array_is_made_again_and_other_settings_are_named(tmp_path):
-    settings = made(tmp_path)
-    prepare(settings)
-    (tmp_path / "prepared" / "train-00000.bin").unlink()
-    assert prepare(settings)
-    assert Prepared(settings).arrays("ab-base", "train", "source")
-    with pytest.raises(UserError, match=r"was prepared with other settings \(data.max_length, vocabulary.kind\)"):
-        Prepared(made(tmp_path, {"kind": "joint"}, max_length=10))
+def test_other_settings_are_named(tmp_path):
+    prepare(made(tmp_path))
+    with pytest.raises(UserError, match=r"other settings \(data.max_length, vocabulary.kind\)"):
+        Prepared(made(tmp_path, vocabulary={"kind": "joint"}, max_length=10))
 
 
 def test_a_link_stays_a_link_and_the_current_folder_is_refused(tmp_path, monkeypatch):
@@ -373,45 +284,80 @@ def test_a_link_stays_a_link_and_the_current_folder_is_refused(tmp_path, monkeyp
         prepare(settings)
 
 
-def test_an_empty_training_file_is_named(tmp_path):
-    settings = made(tmp_path)
-    for lang in ("ab", "base"):
-        (tmp_path / f"ab-base.train.{lang}").write_text("")
-    with pytest.raises(UserError, match="ab-base.train.ab, .*: no training text of 'ab'"):
-        prepare(settings, processes=1)
+# ---------------------------------------------------------------------------------------------- damage
 
 
-def test_damaged_arrays_are_refused_by_name(tmp_path):
+def test_damaged_and_missing_files_are_refused_by_name_and_made_again(tmp_path):
     settings = made(tmp_path)
     prepare(settings)
     path = tmp_path / "prepared" / "train-00000.bin"
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DamagedError, match=r"train-00000.bin: is damaged .* run 'multidds prepare' again\."):
-        Prepared(settings).arrays("ab-base", "train", "source")
-    notices = []
-    assert prepare(settings, processes=1, notice=notices.append)
-    assert [notice.endswith("run 'multidds prepare' again. Doing so now.") for notice in notices] == [True]
-    assert not prepare(settings)
+    for content in (path.read_bytes()[:-10], None):
+        path.unlink()
+        if content:
+            path.write_bytes(content)
+        with pytest.raises(DamagedError, match=r"train-00000.bin: is .* run 'multidds prepare' again\."):
+            Prepared(settings).arrays("ab-base", "train", "source")
+        notices = []
+        assert prepare(settings, processes=1, notice=notices.append)
+        assert ["train-00000.bin" in notice for notice in notices] == [True]
+        assert not prepare(settings)
     (tmp_path / "prepared" / "manifest.json").write_text("{")
     for use in (prepare, Prepared):
-        with pytest.raises(DamagedError, match="manifest.json: is damaged or of another version .* move the folder"):
+        with pytest.raises(DamagedError, match="manifest.json: is damaged .* move the folder"):
             use(settings)
 
 
-def test_what_an_older_version_has_prepared_is_made_again(tmp_path):
+def test_data_of_another_layout_are_made_again(tmp_path):
     settings = made(tmp_path)
     prepare(settings)
     path = tmp_path / "prepared" / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
     write_checksummed(path, {**manifest, "layout": 2})
-    with pytest.raises(UserError, match="was prepared by another version; run 'multidds prepare' again"):
+    with pytest.raises(UserError, match="was prepared by another version"):
         Prepared(settings)
     assert prepare(settings)
     Prepared(settings)
-    path.write_text(json.dumps(manifest))  # of this version, without its checksum
-    with pytest.raises(DamagedError, match="manifest.json: is damaged"):
-        prepare(settings)
+
+
+def test_a_damaged_shard_is_one_line_when_it_is_first_read(corpus, tmp_path, monkeypatch):
+    config = small_config(corpus, monkeypatch, f"data.folder={tmp_path}/prepared")
+    for split in ("train", "dev"):
+        path = tmp_path / "prepared" / f"{split}-00000.bin"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:100] + b"?" + whole[101:])
+        with pytest.raises(DamagedError, match=rf"{path.name}: is damaged"):
+            train(config, tmp_path / split / "run", Silent())
+        path.write_bytes(whole)
+    assert train(config, tmp_path / "run", Silent()).finished
+
+
+def test_a_shard_that_is_cut_while_it_is_open_is_one_line(tmp_path):
+    settings = made(tmp_path)
+    prepare(settings, processes=1)
+    sentences = Sentences(Prepared(settings), "ab-base", "train")
+    assert len(sentences.tokens(0)[0])
+    os.truncate(tmp_path / "prepared" / "train-00000.bin", 10)
+    with pytest.raises(DamagedError, match=r"train-00000.bin: is damaged \(it ends early\)"):
+        sentences.tokens(200)
+
+
+def test_few_files_are_open_however_many_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("multidds.nmt.prepare.shard_plan.LARGEST", 5)
+    settings = made(tmp_path)
+    prepare(settings, processes=1)
+    assert len(list((tmp_path / "prepared").glob("train-*.bin"))) == 120
+    monkeypatch.setattr("multidds.nmt.prepare.shard_files._OPEN", 3)
+    ready = Prepared(settings)
+    before = len(os.listdir("/proc/self/fd"))
+    everything = [ready.stored(name, "train") for name in settings.data.names]
+    rows = [[stored.tokens(i)[0].tolist() for i in range(300)] for stored in everything]
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    tokens, offsets = ready.arrays("ab-base", "train", "source")
+    assert rows[0] == [tokens[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+# ---------------------------------------------------------------------------------------------- interruptions
 
 
 def test_a_second_process_is_refused_and_a_dead_one_forgotten(tmp_path):
@@ -423,45 +369,88 @@ def test_a_second_process_is_refused_and_a_dead_one_forgotten(tmp_path):
     assert not (tmp_path / "prepared.lock").exists()
 
 
+def test_the_leftovers_of_a_call_that_was_killed_at_its_end_are_removed(tmp_path):
+    settings = made(tmp_path)
+    assert prepare(settings, processes=1)
+    (tmp_path / "prepared.partial" / "notes").mkdir(parents=True)
+    assert not prepare(settings, processes=1)
+    assert not (tmp_path / "prepared.partial").exists()
+
+
+def calling(tmp_path, table, lines):
+    """A process that prepares, in shards of so many lines."""
+    (tmp_path / "call.py").write_text(CALL)
+    command = [sys.executable, str(tmp_path / "call.py"), json.dumps(table), str(lines)]
+    return subprocess.Popen(command, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_a_killed_call_is_resumed_shard_by_shard(tmp_path):
+    table = recipe(tmp_path, lines=20_000)
+    assert calling(tmp_path, table, 500).wait(120) == 0
+    whole = content_of(tmp_path / "prepared")
+    (tmp_path / "prepared").rename(tmp_path / "whole")
+    process = calling(tmp_path, table, 500)
+    notes, data = (tmp_path / "prepared.partial" / name for name in ("notes", "data"))
+    while len(list(notes.glob("train-*.json"))) < 5 and process.poll() is None:
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "prepared").exists()
+    finished = {path.stem: (data / f"{path.stem}.bin").stat().st_ino for path in notes.glob("train-*.json")}
+    assert 5 <= len(finished) < 80
+    damaged = data / "train-00001.bin"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (data / "train-00099.bin.1.partial").write_bytes(b"half")
+    assert calling(tmp_path, table, 500).wait(120) == 0
+    assert content_of(tmp_path / "prepared") == whole
+    kept = {name for name, inode in finished.items() if (tmp_path / "prepared" / f"{name}.bin").stat().st_ino == inode}
+    assert kept == finished.keys() - {"train-00001"}
+    assert not (tmp_path / "prepared.partial").exists()
+
+
+def interruptible():
+    """A shell in the background ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
-    recipe = ROOT / "recipes" / "tiny.toml"
     (tmp_path / "data").symlink_to(corpus / "data")
-    command = [sys.executable, "-m", "multidds", "prepare", recipe, "--set", f"data.folder={tmp_path}/out"]
+    arguments = ["prepare", ROOT / "recipes" / "tiny.toml", "--set", f"data.folder={tmp_path}/out"]
     for signal_ in (signal.SIGINT, signal.SIGKILL):
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "multidds", *arguments],
             cwd=tmp_path,
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            # A shell in the background ignores SIGINT, and its children would inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=interruptible,
         )
-        deadline = time.time() + 30
-        while not (tmp_path / "out.partial").exists() and process.poll() is None and time.time() < deadline:
+        while not (tmp_path / "out.partial").exists() and process.poll() is None:
             time.sleep(0.005)
         os.killpg(process.pid, signal_)
         process.communicate()
         assert not (tmp_path / "out").exists()
-    multidds(*command[3:], cwd=tmp_path)
+    multidds(*arguments, cwd=tmp_path)
     assert (tmp_path / "out" / "manifest.json").exists()
     assert not (tmp_path / "out.partial").exists()
 
 
 def test_ctrl_c_twice_ends_a_call_whose_workers_are_busy(tmp_path):
-    data = parallel(tmp_path)
+    table = recipe(tmp_path, vocabulary={"size": 40})
     for path in tmp_path.glob("*.train.*"):  # few different lines: sentencepiece takes many minutes
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:3] * 7000))
-    recipe = {"data": data, "vocabulary": {"size": 40}}
-    lines = [f"[{section}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in keys.items())
-             for section, keys in recipe.items()]  # fmt: skip
-    (tmp_path / "r.toml").write_text("".join(lines))
+    sections = [
+        f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+        for section, keys in table.items()
+    ]
+    (tmp_path / "r.toml").write_text("".join(sections))
     process = subprocess.Popen(
         [sys.executable, "-m", "multidds", "prepare", "r.toml", "--processes", "2"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=interruptible,
     )
     while len(children := workers_of(process.pid)) < 2 and process.poll() is None:
         time.sleep(0.05)
@@ -470,18 +459,18 @@ def test_ctrl_c_twice_ends_a_call_whose_workers_are_busy(tmp_path):
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
-    process.communicate(timeout=120)
+    process.communicate()
     while any(Path(f"/proc/{child}").exists() for child in children):
         time.sleep(0.05)
 
 
 def workers_of(pid):
     """The processes of its pool."""
-    found = []
+    workers = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
                 if parent == str(pid) and b"spawn_main" in (entry / "cmdline").read_bytes():
-                    found.append(entry.name)
-    return found
+                    workers.append(entry.name)
+    return workers

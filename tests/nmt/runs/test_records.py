@@ -140,9 +140,6 @@ def test_records_that_end_before_their_checkpoint_are_damaged(tmp_path):
         with pytest.raises(DamagedError, match=message):
             Records(tmp_path, end, 3)
     assert (tmp_path / FILE).read_bytes() == b""  # what is there was not touched
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DamagedError, match="step-00000003.safetensors: is damaged"):
-        read_records(tmp_path)
 
 
 @given(st.integers(0, 400), st.integers(0, 400))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from ...probes.prober import Loss
 from ...sampling.loader import MixedLoader
-from ...sampling.sources import batches_of
+from ...sampling.sources import BatchesOf, batches_of
 from ..restored_attributes import restored_attributes
 
 
@@ -22,12 +22,30 @@ def sources(sets: Mapping[str, Any], batch_size: int, collate: Callable[[list[An
 
 
 def sources_of(loader: Callable[[], MixedLoader], names: Iterable[str], batch_size: int) -> dict[str, Any]:
-    """Returns the same of the loader of the moment: another fit, or reloading, may bring other data."""
+    """Returns {name: source of probe batches} of the datasets of the loader of the moment."""
+    return {name: _LoaderBatches(loader, name, batch_size) for name in names}
 
-    def source(name: str) -> Callable[[torch.Generator], Any]:
-        return lambda generator: batches_of(loader().train_sets[name], batch_size, loader().collate_fn)(generator)
 
-    return {name: source(name) for name in names}
+class _LoaderBatches:
+    """The `batches_of` one dataset of the loader of the moment: another fit, or reloading, may bring other data."""
+
+    splittable = True
+
+    def __init__(self, loader: Callable[[], MixedLoader], name: str, batch_size: int) -> None:
+        self._loader, self._name, self.batch_size = loader, name, batch_size
+
+    @property
+    def collate_fn(self) -> Callable[[list[Any]], Any]:
+        return self._loader().collate_fn
+
+    def __call__(self, generator: torch.Generator) -> Any:
+        return self._batches()(generator)
+
+    def examples(self, generator: torch.Generator, count: int) -> list[Any]:
+        return self._batches().examples(generator, count)
+
+    def _batches(self) -> BatchesOf:
+        return batches_of(self._loader().train_sets[self._name], self.batch_size, self.collate_fn)
 
 
 def _is_dataset(given: Any) -> bool:

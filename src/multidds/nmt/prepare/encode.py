@@ -127,7 +127,7 @@ def copy_tests(config: Config, pairs: Sequence[Pair], folder: Path) -> dict[str,
     """Copies test sets, unfiltered: translations are scored against the raw text. Returns digests and sizes."""
     facts: dict[str, Any] = {"files": {}, "pairs": {}}
     for pair in pairs:
-        texts = [(source, target) for _, source, target in read_pairs(config.data, pair, "test")]
+        texts = list(read_pairs(config.data, pair, "test"))
         if not texts:
             raise UserError(f"{files_of(config.data, pair, 'test')[0]}: the test set of {pair.name!r} is empty.")
         for column, side in enumerate(("source", "target")):

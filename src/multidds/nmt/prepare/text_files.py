@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
-from itertools import chain, islice, zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from ..config.config import Config, Data, Pair
 # The markers of a missing translation in the release of Qi et al. (2018).
 TED_MISSING = ("__NULL__", "_ _ NULL _ _")
 MARK_EVERY = 4096  # lines from one mark of a scan to the next
-_BLOCK = 4000  # lines decoded and encoded at once
+_BLOCK = 4000  # lines decoded or encoded at once
 _SCAN_BYTES = 1 << 20  # bytes read at once by a scan
 _NEWLINE = ord("\n")
 
@@ -59,8 +59,8 @@ def _filled(data: Data, split: str, template: str, pair: Pair, lang: str) -> Pat
 
 def read_pairs(
     data: Data, pair: Pair, split: str, start: int = 0, stop: int | None = None, places: Sequence[Place] = ()
-) -> Iterator[tuple[int, str, str]]:
-    """Yields (line number from 1, source, target), the sides as they are in the file, without the line end.
+) -> Iterator[tuple[str, str]]:
+    """Yields (source, target) as they are in the file, without the line end.
 
     data: the formats and places of the text.
     pair: the language pair.
@@ -72,7 +72,7 @@ def read_pairs(
     paths = files_of(data, pair, split)
     places = places or [_BEGINNING] * len(paths)
     if data.format == "text":
-        return _aligned_pairs(paths, start, stop, places)
+        return _aligned(paths, start, stop, places)
     if data.format == "jsonl":
         return _jsonl(data, paths[0], pair, start, stop, places[0])
     return _table(data, paths[0], pair, start, stop, places[0])
@@ -82,34 +82,23 @@ def read_columns(
     data: Data, pair: Pair, split: str, start: int = 0, stop: int | None = None, places: Sequence[Place] = ()
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yields (sources, targets), stripped, many at a time. The arguments are those of `read_pairs`."""
-    if data.format == "text":
-        paths = files_of(data, pair, split)
-        for _, sources, targets in _aligned(paths, start, stop, places or [_BEGINNING] * len(paths)):
-            yield [text.strip() for text in sources], [text.strip() for text in targets]
-        return
     rows = read_pairs(data, pair, split, start, stop, places)
     while block := list(islice(rows, _BLOCK)):
-        yield [source.strip() for _, source, _ in block], [target.strip() for _, _, target in block]
+        yield [source.strip() for source, _ in block], [target.strip() for _, target in block]
 
 
 # ---------------------------------------------------------------------------------------------- lines of a file
 
 
 def lines_of(path: Path, start: int = 0, stop: int | None = None, place: Place = _BEGINNING) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file."""
-    for line in chain.from_iterable(_blocks(path, start, stop, place)):
-        yield line.removesuffix("\r")
-
-
-def _blocks(path: Path, start: int, stop: int | None, place: Place) -> Iterator[list[str]]:
-    """Yields lines without their newlines, many at a time; all blocks but the last have the same number of lines."""
+    """Yields the lines of a UTF-8 file. The arguments are those of `read_pairs`, for one file."""
     line, byte = place
     number = start
     with _opened(path) as file:
         file.seek(byte)
         lines = islice(file, start - line, None if stop is None else stop - line)
-        while raw := list(islice(lines, _BLOCK)):
-            yield _decoded(path, raw, number)
+        while raw := list(islice(lines, _BLOCK)):  # decoding many at once is fast
+            yield from _decoded(path, raw, number)
             number += len(raw)
 
 
@@ -135,7 +124,7 @@ def _decoded(path: Path, raw: list[bytes], before: int) -> list[str]:
     """Decodes lines. before: the number of lines before them, for the byte order mark and the error."""
     try:
         encoding = "utf-8" if before else "utf-8-sig"
-        return b"".join(raw).decode(encoding).removesuffix("\n").split("\n")
+        return b"".join(raw).replace(b"\r\n", b"\n").decode(encoding).removesuffix("\n").split("\n")
     except UnicodeDecodeError:
         for number, line in enumerate(raw, start=before + 1):
             try:
@@ -151,32 +140,19 @@ def _decoded(path: Path, raw: list[bytes], before: int) -> list[str]:
 
 def _aligned(
     paths: Sequence[Path], start: int, stop: int | None, places: Sequence[Place]
-) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yields (number of the first line, lines of the one file, lines of the other)."""
-    number = start + 1
-    nothing: list[str] = []
-    blocks = [_blocks(path, start, stop, place) for path, place in zip(paths, places, strict=True)]
-    for a, b in zip_longest(*blocks, fillvalue=nothing):
-        both = min(len(a), len(b))
-        yield number, a[:both], b[:both]
-        if len(a) != len(b):
-            short, long = paths if len(a) < len(b) else reversed(paths)
+) -> Iterator[tuple[str, str]]:
+    sides = [lines_of(path, start, stop, place) for path, place in zip(paths, places, strict=True)]
+    for source, target in zip_longest(*sides):
+        if source is None or target is None:
+            short, long = paths if source is None else reversed(paths)
             lines = sum(1 for _ in lines_of(short))
             raise UserError(f"{short}: has {lines} lines, but {long} has more: they are not aligned.")
-        number += both
-
-
-def _aligned_pairs(
-    paths: Sequence[Path], start: int, stop: int | None, places: Sequence[Place]
-) -> Iterator[tuple[int, str, str]]:
-    for first, sources, targets in _aligned(paths, start, stop, places):
-        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=first):
-            yield number, source.removesuffix("\r"), target.removesuffix("\r")
+        yield source, target
 
 
 def _jsonl(
     data: Data, path: Path, pair: Pair, start: int, stop: int | None, place: Place
-) -> Iterator[tuple[int, str, str]]:
+) -> Iterator[tuple[str, str]]:
     keys = [str(data.columns.get(lang, lang)) for lang in (pair.source, pair.target)]
     for number, line in enumerate(lines_of(path, start, stop, place), start=start + 1):
         if not line.strip():
@@ -191,7 +167,7 @@ def _jsonl(
                 raise UserError(
                     f"{path}:{number}: there is no text at {key!r}; [data] columns says where each language is."
                 )
-        yield number, sides[0].replace("\n", " "), sides[1].replace("\n", " ")
+        yield sides[0].replace("\n", " "), sides[1].replace("\n", " ")
 
 
 def _value_at(record: Any, dotted: str) -> Any:
@@ -205,7 +181,7 @@ def _value_at(record: Any, dotted: str) -> Any:
 
 def _table(
     data: Data, path: Path, pair: Pair, start: int, stop: int | None, place: Place
-) -> Iterator[tuple[int, str, str]]:
+) -> Iterator[tuple[str, str]]:
     """Yields rows of tab-separated columns, never quoted; of the TED release only those with both languages."""
     header: list[str] = []
     if data.header or data.format == "ted":
@@ -223,7 +199,7 @@ def _table(
             raise UserError(f"{path}:{number}: has {len(cells)} columns, but column {max(columns) + 1} is needed.")
         sides = [cells[column] for column in columns]
         if data.format != "ted" or not any(_is_missing(side) for side in sides):
-            yield number, sides[0], sides[1]
+            yield sides[0], sides[1]
 
 
 def _is_missing(cell: str) -> bool:
