@@ -21,7 +21,7 @@ demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one 
 	$(BIN)/multidds experiment experiments/$(DEMO).toml
 	$(BIN)/multidds report runs/$(DEMO) -o runs/$(DEMO)/report
 	@echo "Translate a line of your own, from any of the languages in the table:"
-	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/anchored/seed-1 --from tur"
+	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/learned/seed-1 --from tur"
 
 test: $(READY)  ## set up, then run all tests but those of `make nightly`
 	$(BIN)/pytest -n auto --dist loadfile --durations 20

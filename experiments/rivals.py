@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from multidds.probes import Alignment
-from multidds.rules import Evidence
+from multidds.rules import Evidence, Training
 
 Numbers = dict[str, float]  # {dataset: number}
 
@@ -25,7 +25,6 @@ class Rival(ABC):
     """A rule that keeps one number per dataset and the number of updates so far."""
 
     needs_errors = False
-    uses_plan = False
 
     @abstractmethod
     def first(self, prior: Numbers) -> Numbers:
@@ -35,9 +34,9 @@ class Rival(ABC):
     def next(self, numbers: Numbers, rewards: Numbers, prior: Numbers, update: int) -> tuple[Numbers, Numbers]:
         """Returns the new numbers and the new probabilities. update: the number of this update, from 1."""
 
-    def start(self, prior: Mapping[str, float]) -> "RivalState":
-        """Returns the state for one mixture. prior: {dataset: probability} at the start."""
-        return RivalState(self, dict(prior))
+    def start(self, training: Training) -> "RivalState":
+        """Returns the state for one training."""
+        return RivalState(self, dict(training.prior))
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,18 @@ class RivalState:
         self._prior = prior
         self._numbers = rule.first(prior)
         self._updates = 0
+        self.mixture = dict(prior)
 
-    def step(self, evidence: Evidence, plan: Mapping[str, float]) -> Numbers | None:
+    def relevance(self) -> None:
+        return None
+
+    def step(self, evidence: Evidence) -> Numbers | None:
         """Returns the new probabilities; None, with nothing changed, if rewards are not finite."""
         if not all(map(math.isfinite, evidence.rewards.values())):
             return None
         self._updates += 1
-        self._numbers, probabilities = self._rule.next(self._numbers, evidence.rewards, self._prior, self._updates)
-        return probabilities
+        self._numbers, self.mixture = self._rule.next(self._numbers, evidence.rewards, self._prior, self._updates)
+        return self.mixture
 
     def notes(self, evidence: Evidence) -> tuple[str, ...]:
         return ()

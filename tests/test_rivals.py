@@ -13,7 +13,7 @@ from toys import batches, loss, mlp
 from multidds import Balancer, Mixture
 from multidds.probes import probe
 from multidds.rewards import FromTable
-from multidds.rules import Evidence
+from multidds.rules import Evidence, Training
 
 pytestmark = [pytest.mark.claim("The method", "DoGE and Online Data Mixing follow their formulas")]
 
@@ -22,13 +22,13 @@ REWARDS = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
 
 
 def stepped(state, rewards):
-    moved = state.step(Evidence(dict(zip(PRIOR, rewards, strict=True))), plan=PRIOR)
+    moved = state.step(Evidence(dict(zip(PRIOR, rewards, strict=True))))
     return None if moved is None else list(moved.values())
 
 
 @given(st.lists(REWARDS, min_size=1, max_size=5))
 def test_exponentiated_steps_multiply(rounds):
-    state = Exponentiated(lr=0.3, floor=0.0).start(PRIOR)
+    state = Exponentiated(lr=0.3, floor=0.0).start(Training(PRIOR))
     for rewards in rounds:
         moved = stepped(state, rewards)
     weights = [p * math.exp(0.3 * sum(one[i] for one in rounds)) for i, p in enumerate(PRIOR.values())]
@@ -36,7 +36,7 @@ def test_exponentiated_steps_multiply(rounds):
 
 
 def test_no_share_falls_below_the_floor():
-    state = Exponentiated(lr=1.0, floor=0.1).start(PRIOR)
+    state = Exponentiated(lr=1.0, floor=0.1).start(Training(PRIOR))
     for _ in range(100):
         moved = stepped(state, [1.0, 0.0, 0.0])
     assert moved == pytest.approx([0.98, 0.01, 0.01], rel=0.02)
@@ -44,7 +44,7 @@ def test_no_share_falls_below_the_floor():
 
 @given(st.lists(REWARDS, min_size=1, max_size=5))
 def test_exp3_is_the_formula_of_online_data_mixing(rounds):
-    state = Exp3(smoothing=0.8).start(PRIOR)
+    state = Exp3(smoothing=0.8).start(Training(PRIOR))
     averages = [0.0] * 3
     for update, rewards in enumerate(rounds, start=1):
         moved = stepped(state, rewards)
@@ -58,7 +58,7 @@ def test_exp3_is_the_formula_of_online_data_mixing(rounds):
 @pytest.mark.parametrize("rule", [Exponentiated(), Exp3()])
 def test_a_rival_resumes_exactly(rule):
     def make():
-        state = rule.start(PRIOR)
+        state = rule.start(Training(PRIOR))
         return {"state": state}, lambda i: stepped(state, [0.1 * i, 0.5, 1 - 0.1 * i])
 
     assert_resumes_exactly(make, 6, as_json=True)
@@ -66,15 +66,15 @@ def test_a_rival_resumes_exactly(rule):
 
 @pytest.mark.parametrize("rule", [Exponentiated(), Exp3()])
 def test_a_rival_refuses_rewards_and_states_that_are_not_its_own(rule):
-    state = rule.start(PRIOR)
+    state = rule.start(Training(PRIOR))
     before = state.state_dict()
     assert stepped(state, [math.nan, 0.0, 0.0]) is None
     assert state.state_dict() == before
     other = Exp3() if isinstance(rule, Exponentiated) else Exponentiated()
     with pytest.raises(ValueError, match=type(other).__name__):
-        state.load_state_dict(other.start(PRIOR).state_dict())
+        state.load_state_dict(other.start(Training(PRIOR)).state_dict())
     with pytest.raises(ValueError, match="'x'"):
-        state.load_state_dict(rule.start({"x": 1.0}).state_dict())
+        state.load_state_dict(rule.start(Training({"x": 1.0})).state_dict())
 
 
 @pytest.mark.parametrize("make", [lambda: Exponentiated(lr=0), lambda: Exponentiated(floor=1), lambda: Exp3(1.0)])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .history import Update, plot
     from .mixture import Limits, Mixture
     from .probes import Probes
+    from .rewards import relevance
     from .sampling import MixtureSampler, batches_of, interleave
 
 __version__ = "0.2.0"
@@ -48,6 +49,7 @@ __all__ = [
     "batches_of",
     "interleave",
     "plot",
+    "relevance",
 ]
 
 _HOMES = {
@@ -62,6 +64,7 @@ _HOMES = {
     "batches_of": "sampling",
     "interleave": "sampling",
     "plot": "history",
+    "relevance": "rewards",
 }
 _PACKAGES = {"history", "mixture", "probes", "rewards", "rules", "sampling"}  # public, for all other names
 

@@ -9,7 +9,7 @@ from toys import batches, dataset, losses
 
 from multidds import Balancer, Limits, Mixture, Probes, batches_of
 from multidds.rewards import Cosine, MeanSlope, MovingAverage
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 PRIOR = Mixture.proportional(SIZES)
 
@@ -82,14 +82,14 @@ def test_sources_that_cannot_be_mixed_are_refused_by_name(source):
 def test_settings_are_shared_and_a_refused_argument_moves_no_mixture():
     mixture = Mixture.uniform({"a": 10, "b": 300, "c": 600})
     before = mixture.state_dict()
-    options = {"dev": batches(NAMES), "steps": 10, "examples_per_step": 30, "rule": Anchored(), "mixture": mixture}
+    options = {"dev": batches(NAMES), "steps": 10, "examples_per_step": 30, "rule": RelevancePlan(), "mixture": mixture}
     for bad in ({"limits": Limits(bounds={"q": (0, 1)})}, {"priority": {"q": 1}}, {"groups": {"q": "g"}}):
         with pytest.raises(ValueError, match="'q'"):
             balancer_of(**options, **bad)
     assert mixture.state_dict() == before
     rule = options["rule"]
     assert balancer_of(**options).step().mixture == balancer_of(**options | {"mixture": mixture}).step().mixture
-    assert rule == Anchored()
+    assert rule == RelevancePlan()
 
 
 def test_the_memory_of_moving_averages_is_logged(caplog):

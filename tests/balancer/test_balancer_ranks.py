@@ -16,7 +16,7 @@ from toys import Places, batch, dataset, loss, losses
 from multidds import Balancer, Budget, Mixture, MixtureSampler, Probes, batches_of, interleave
 from multidds.probes import probe
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 NAMES, DEV = tuple("abcde"), tuple("wxyz")
 TOTAL = 6  # probe batches of a set over all ranks
@@ -41,7 +41,7 @@ CASES = [
     {"reward": MovingAverage(), "priority": "low"},
     {"reward": MovingAverage(ahead=0.05)},
     {"reward": FromTable(smallest, sketch=64)},
-    {"rule": Anchored()},
+    {"rule": RelevancePlan()},
 ]
 WAYS = {  # (kind of sources, split_work): cases
     ("function", None): CASES,
@@ -187,7 +187,7 @@ def check_every_rank_has_as_much_to_do():
         passes.append(1)
         return loss(model, b)
 
-    for case in ({"reward": Cosine()}, {"rule": Anchored()}):
+    for case in ({"reward": Cosine()}, {"rule": RelevancePlan()}):
         passes.clear()
         make(compute=counted, probes=Probes(batches=2), **case).step()
         assert len(passes) == 2 * (len(NAMES) + len(DEV))

@@ -21,7 +21,7 @@ from multidds import Balancer, Budget, Mixture, Probes, batches_of
 from multidds.probes import probe
 from multidds.probes.prober import Prober
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 NAMES, DEV = ("a", "b", "c"), ("x", "y")
 
@@ -35,7 +35,7 @@ CASES = [
     {"reward": StabilizedCosine(table=64), "priority": "low"},
     {"reward": Cosine(ahead=0.05, table=64), "priority": "high"},
     {"reward": MovingAverage(table="exact")},
-    {"rule": Anchored()},
+    {"rule": RelevancePlan()},
     {"reward": FromTable(smallest, sketch="exact")},
 ]
 

@@ -18,7 +18,7 @@ from toys import batches, dataset, loss, losses, mlp, train_step
 
 from multidds import Limits, Mixture, Probes, batches_of
 from multidds.rewards import Cosine, MeanSlope, MovingAverage, StabilizedCosine
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 KINDS = {
     "function": lambda d: batches_of(d, 4),
@@ -73,7 +73,7 @@ def test_resume_is_exact(kind, reward):
 )
 def test_resume_of_the_default_rule_with_plan_limits_and_groups_is_exact():
     length = {"steps": 40, "examples_per_step": 5, "limits": Limits(max_passes=5.0)}
-    options = {"rule": Anchored(), "groups": {"a": "g", "b": "g"}, **length}
+    options = {"rule": RelevancePlan(), "groups": {"a": "g", "b": "g"}, **length}
     assert_resumes_exactly(lambda: training(**options), 12, (5,), again=lambda: training(**options, seed=9))
 
 
@@ -146,7 +146,7 @@ def test_loading_moves_the_shared_mixture_object():
 
 def test_a_state_fits_whatever_order_the_datasets_are_given_in():
     train, order = batches(NAMES), ("c", "a", "b")
-    for options in ({"rule": Scorer(lr=1.0)}, {"rule": Anchored()}, {"groups": {"a": "g"}}):
+    for options in ({"rule": Scorer(lr=1.0)}, {"rule": RelevancePlan()}, {"groups": {"a": "g"}}):
         first = balancer_of(None, train, **options)
         other = balancer_of(None, {name: train[name] for name in order}, **options)
         first.step()
@@ -182,8 +182,8 @@ def assert_refused(balancer, state, message):
         ({"dev": batches("xy")}, {}, "'z' is missing"),
         ({"dev": batches("wxyz")}, {}, "'w' is unknown"),
         ({"mixture": Mixture.proportional(SIZES | {"b": 31})}, {}, "31 .*'b'.*30"),
-        ({"rule": Anchored()}, {}, "'anchored'"),
-        ({}, {"rule": Anchored()}, "'scorer'"),
+        ({"rule": RelevancePlan()}, {}, "'relevance plan'"),
+        ({}, {"rule": RelevancePlan()}, "'scorer'"),
         ({"rule": Scorer.authors()}, {}, "Adam.*SGD"),
         ({"groups": {"a": "g"}}, {}, "groups"),
         ({}, {"groups": {"a": "g"}}, "groups"),

@@ -58,7 +58,7 @@ from transformers import (
 from multidds import Balancer, Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
 from multidds.rewards import MeanSlope, MovingAverage
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 pytestmark = QUIET
 
@@ -224,7 +224,7 @@ def test_callback_that_saves_at_the_end_of_a_step_finds_it_counted(tmp_path):
 
 def test_training_begins_with_the_plan_for_its_length(tmp_path):
     dev = {name: Rows(10, seed) for seed, name in enumerate(SIZES, start=10)}
-    trainer, _ = trainer_of(tmp_path, every=1000, eval_dataset=dev, rule=Anchored())
+    trainer, _ = trainer_of(tmp_path, every=1000, eval_dataset=dev, rule=RelevancePlan())
     trainer.train()
     plan = Mixture.planned(SIZES, draws=trainer.state.max_steps * 8)
     assert plan["a"] > 1.2 * Mixture.proportional(SIZES)["a"]

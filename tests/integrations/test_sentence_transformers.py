@@ -18,7 +18,7 @@ from toy_trainers import MOVING, QUIET, STILL, assert_resumes, lasting, mixtures
 from multidds import Balancer, Mixture, Probes
 from multidds.integrations.sentence_transformers import BalanceCallback, mixed_batches
 from multidds.integrations.sentence_transformers.batches import probe_batches
-from multidds.rules import Anchored
+from multidds.rules import RelevancePlan
 from multidds.sampling import Draws
 
 pytestmark = QUIET
@@ -340,7 +340,7 @@ def trained(folder):
     settings = {"max_steps": 3, "optim": "sgd", "max_grad_norm": 0.0, "dataloader_drop_last": True}
     settings |= {"gradient_accumulation_steps": 2 // processes}
     parts = dict.fromkeys("abc", losses.MultipleNegativesRankingLoss)
-    options = {"probes": Probes(batches=4, count="in all"), "rule": Anchored(plan=False)}
+    options = {"probes": Probes(batches=4, count="in all"), "rule": RelevancePlan()}
     trainer, callback = trainer_of(folder, every=3, dropout=0.0, loss=parts, settings=settings, **options)
     trainer.train()
     weights = {name: p.tolist() for name, p in trainer.model.named_parameters()}

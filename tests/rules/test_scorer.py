@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import scorer_step, softmax
 from toy_rules import OnLists, by_place
 
-from multidds.rules import Anchored, Evidence, Scorer
+from multidds.rules import Evidence, RelevancePlan, Scorer
 from multidds.rules.scorer import raised_to
 
 PRIORS = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8).map(lambda ws: [w / math.fsum(ws) for w in ws])
@@ -158,7 +158,7 @@ def test_states_of_other_rules_optimizers_and_numbers_of_datasets_are_refused():
     rule.step([0.1, 0.2])
     before = rule.state_dict()
     for other, message in (
-        (OnLists(Anchored(), [0.5, 0.5]), "'anchored'"),
+        (OnLists(RelevancePlan(), [0.5, 0.5]), "'relevance plan'"),
         (scorer([0.5, 0.5], optimizer=torch.optim.Adam), "Adam.*SGD"),
         (scorer([0.5, 0.25, 0.25]), "3 logits.* 2"),
     ):

@@ -1,6 +1,6 @@
 """Rules on lists of numbers in the place of names."""
 
-from multidds.rules import Evidence
+from multidds.rules import Evidence, Training
 
 
 def by_place(values):
@@ -9,16 +9,15 @@ def by_place(values):
 
 
 class OnLists:
-    """The state of a rule for a mixture whose prior is also the plan."""
+    """The state of a rule for a mixture."""
 
     def __init__(self, settings, prior):
-        self._plan = by_place(prior)
-        self.state = settings.start(self._plan)
+        self._prior = by_place(prior)
+        self.state = settings.start(Training(self._prior))
 
-    def step(self, rewards, errors=(), posterior=None):
-        evidence = Evidence(by_place(rewards), by_place(errors), posterior)
-        moved = self.state.step(evidence, self._plan)
-        return None if moved is None else [moved[name] for name in self._plan]
+    def step(self, rewards, errors=()):
+        moved = self.state.step(Evidence(by_place(rewards), by_place(errors)))
+        return None if moved is None else [moved[name] for name in self._prior]
 
     def state_dict(self):
         return self.state.state_dict()

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from multidds import Mixture, MixtureSampler
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
-from multidds.rules import Anchored, Scorer
+from multidds.rules import Scorer
 
 gc.freeze()  # every training collects garbage: not through all that the imports have made
 
@@ -21,7 +21,36 @@ QUIET = [  # warnings about any small training on a CPU
     pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning"),  # accelerate 1.15, torch 2.13
 ]
 MOVING = {"rule": Scorer(lr=2.0)}
-STILL = {"rule": Anchored(strength=0.0, plan=False)}  # the mixture stays, but updates are made
+
+
+class Still:
+    """A rule that keeps the prior: updates are made, but the mixture stays."""
+
+    needs_errors = True
+    signal = float("nan")
+
+    def start(self, training):
+        state = Still()
+        state.mixture = dict(training.prior)
+        return state
+
+    def step(self, evidence):
+        return self.mixture
+
+    def relevance(self):
+        return None
+
+    def notes(self, evidence):
+        return ()
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+STILL = {"rule": Still()}
 SIZES = {"a": 6, "b": 24, "c": 14}  # of 44 examples 6 steps of 8 make an epoch
 
 

@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from .._base.text import shares
 from ..history import Update, append_update, plot
 from ..mixture.limits import Limits
 from ..mixture.mixture import Mixture
-from ..mixture.planned import planned_beside
 from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Loss, Prober
 from ..probes.settings import Probes
@@ -26,15 +25,16 @@ from ..rewards.gradient_probes import GradientProbes
 from ..rewards.kinds import Reward, StabilizedCosine
 from ..rewards.memory import RewardMemory, numbered
 from ..rewards.mixed_batches import MixedBatches
-from ..rewards.priorities import Priority
-from ..rules.anchored import Anchored
-from ..rules.rule import Evidence, Rule
+from ..rewards.priorities import Priority, weights_of
+from ..rules.relevance_plan import MAX_PAIRS, RelevancePlan
+from ..rules.rule import Evidence, Rule, RuleState, Training
 from .arguments import check_data, check_groups, check_model, check_settings
 from .pace import Budget, Pace, advice, pace_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_AVERAGE = 40  # steps over which parameters are averaged for probes of the default rule
 _NEVER = 2**62  # steps until the next update of a frozen balancer
 _log = logging.getLogger("multidds")
 
@@ -52,7 +52,8 @@ class Balancer:
     examples_per_step: examples that one optimizer step draws, over all processes. Default None: unknown, no plan.
     every: optimizer steps between updates, or the `Budget` from which they follow. Default: 2% of the training.
     reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
-    rule: how rewards move the mixture: an object of `multidds.rules`. Default `Anchored()`; the paper's is `Scorer()`.
+    rule: how evidence moves the mixture: an object of `multidds.rules`. Default `RelevancePlan()`; the paper's
+        is `Scorer()`.
     priority: weights of the dev sets: "regular" (equal), "low", "high", {dev set: weight}, or a function of dev losses.
     limits: `Limits` of shares and of passes. Default: none.
     groups: {dataset: group} of datasets that have much in common: their rewards are shrunk towards the group's mean.
@@ -78,7 +79,7 @@ class Balancer:
         examples_per_step: float | None = None,
         every: int | Budget = Budget(),
         reward: Reward = StabilizedCosine(),
-        rule: Rule = Anchored(),
+        rule: Rule = RelevancePlan(),
         priority: Priority = "regular",
         limits: Limits = Limits(),
         groups: Mapping[str, str] | None = None,
@@ -88,7 +89,16 @@ class Balancer:
         check_data(mixture, train, dev)
         check_settings(loss, every, steps, examples_per_step, reward, rule, seed)
         members = check_groups(mixture.names, groups)
-        self._prober = Prober(model, loss, probes.params, probes.mode, seed, owner="Balancer", dev_loss=probes.dev_loss)
+        self._prober = Prober(
+            model,
+            loss,
+            probes.params,
+            probes.mode,
+            seed,
+            owner="Balancer",
+            dev_loss=probes.dev_loss,
+            average=(_AVERAGE if rule.needs_errors else 0) if probes.average is None else probes.average,
+        )
         check_model(self._prober, reward, len(mixture))
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
         pace = self._pace(every, steps, reward, rule, probes, sources)
@@ -102,12 +112,17 @@ class Balancer:
         self.priority = priority
         draws = steps * examples_per_step if steps is not None and examples_per_step is not None else None
         self._limits = limits.tracker(mixture.names, members, mixture.sizes, draws, steps)
+        self._examples_per_step = examples_per_step
+        self._drawn = dict.fromkeys(mixture.names, 0.0)  # expected draws up to the last update
+        self._drawn_steps = 0  # optimizer steps in them
         self._prior = mixture.probabilities
-        self._plan = self._planned(rule, draws, dev)
-        self._rule_settings = rule
-        self._rule = rule.start(self._prior)
+        self._rule = self._start_rule(rule, draws, members)
+        self._plan = self._rule.mixture
+        if self._plan != self._prior:
+            mixture.move(self._limits.applied(self._plan, step=0))
+            self._plan = mixture.probabilities
         self._memory: RewardMemory | None = None
-        if groups is not None or part is not None:
+        if groups is not None or part is not None or len(train) * len(dev) > MAX_PAIRS:
             self._memory = RewardMemory(numbered([members.get(name) for name in sorted(mixture.names)]))
         self._steps = 0
         self._frozen = False
@@ -157,17 +172,15 @@ class Balancer:
             split_work=probes.split_work,
         )
 
-    def _planned(self, rule: Rule, draws: float | None, dev: Iterable[str]) -> dict[str, float]:
-        """Returns the plan, to which the mixture is moved; without sizes or length the prior."""
-        weights = dict.fromkeys(dev, 1.0)
+    def _start_rule(self, rule: Rule, draws: float | None, groups: Mapping[str, str]) -> RuleState:
+        """Returns the state of the rule, and keeps what it starts with for the states that are loaded."""
+        dev = self._estimator.dev
+        weights = dict.fromkeys(dev.names, 1.0 / len(dev.names))
         if isinstance(self.priority, Mapping):
-            weights = dict.fromkeys(dev, 0.0) | dict(self.priority)
-        sizes = self.mixture.sizes
-        if not rule.uses_plan or sizes is None or draws is None or not any(name in weights for name in sizes):
-            return self._prior
-        plan = planned_beside(self._prior, sizes, draws, weights)
-        self.mixture.move(self._limits.applied(plan, step=0))
-        return self.mixture.probabilities
+            weights = weights_of(self.priority, weights)
+        self._training = Training(self._prior, weights, self.mixture.sizes, draws, groups)
+        self._rule_settings = rule
+        return rule.start(self._training)
 
     def step(self) -> Update | None:
         """Counts one optimizer step. Every `every`-th step updates the mixture and returns the `Update`.
@@ -175,6 +188,8 @@ class Balancer:
         If the update raises, the step is not counted: a state saved then makes the update after a resume.
         """
         self._limits.count(self._steps + 1, self.mixture)
+        if self._prober.averaged is not None:
+            self._prober.averaged.update()
         update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
         self._steps += 1
         return update
@@ -195,11 +210,12 @@ class Balancer:
     def _update(self, step: int) -> Update:
         """Estimates rewards and moves the mixture: Algorithm 1, from "Estimate the effect" on."""
         began, before = time.perf_counter(), self.mixture.probabilities
+        self._count_draws(step)
         estimate = self._estimator.estimate({"mixtures": before, "steps": step})
         skipped, evidence = estimate.trouble, None
         if skipped is None:
             evidence = self._evidence(estimate)
-            probabilities = None if evidence is None else self._rule.step(evidence, self._plan)
+            probabilities = None if evidence is None else self._rule.step(evidence)
             if probabilities is None:
                 skipped = "the rewards gave no finite probabilities"
             else:
@@ -225,14 +241,37 @@ class Balancer:
             probed=tuple(estimate.rewards),
             before=before,
             prior=self._prior,
+            relevance=self._rule.relevance(),
         )
         append_update(self.history, update)
         return update
 
+    def _count_draws(self, step: int) -> None:
+        """Adds the draws since the last update: the mixture has not moved in between."""
+        for name, p in self.mixture.probabilities.items():
+            self._drawn[name] += p * (step - self._drawn_steps)
+        self._drawn_steps = step
+
+    def _passes(self) -> dict[str, float]:
+        """Returns the expected passes over each dataset; empty if sizes or examples per step are not known."""
+        sizes, examples = self.mixture.sizes, self._examples_per_step
+        if sizes is None or examples is None:
+            return {}
+        return {name: drawn * examples / sizes[name] for name, drawn in self._drawn.items()}
+
     def _evidence(self, estimate: Estimate) -> Evidence | None:
-        """Returns the evidence for the rule: of this update, or the posterior of all; None: rewards are not finite."""
+        """Returns the evidence for the rule; None: rewards are not finite."""
+        evidence = Evidence(
+            rewards=estimate.rewards,
+            errors=estimate.errors,
+            relevance=estimate.relevance,
+            weights=estimate.weights,
+            train_losses=estimate.train_losses,
+            dev_losses=estimate.dev_losses,
+            passes=self._passes(),
+        )
         if self._memory is None:
-            return Evidence(estimate.rewards, estimate.errors, relevance=estimate.relevance())
+            return evidence
         order = sorted(self.mixture.names)
         places = [place for place, name in enumerate(order) if name in estimate.rewards]
         rewards = [estimate.rewards[order[place]] for place in places]
@@ -240,12 +279,12 @@ class Balancer:
         if not self._memory.add(places, rewards, errors, estimate.degrees):
             return None
         posterior = self._memory.posterior()
-        by_name = dict(zip(order, zip(posterior.rewards, posterior.errors, strict=True), strict=True))
-        return Evidence(
-            rewards={name: by_name[name][0] for name in self.mixture},
-            errors={name: by_name[name][1] for name in self.mixture},
-            posterior=posterior,
-            relevance=estimate.relevance(),
+        means = dict(zip(order, posterior.rewards, strict=True))
+        deviations = dict(zip(order, posterior.errors, strict=True))
+        return replace(
+            evidence,
+            rewards={name: means[name] for name in self.mixture},
+            errors={name: deviations[name] for name in self.mixture},
         )
 
     def plot(self) -> "Figure":
@@ -304,6 +343,7 @@ class Balancer:
 
         Tensors, if there are any, are under "tensors", flat; all the rest are plain values that survive JSON.
         """
+        averaged = {} if self._prober.averaged is None else self._prober.averaged.tensors()
         return {
             "version": VERSION,
             "steps": self._steps,
@@ -314,8 +354,10 @@ class Balancer:
             "rule": self._rule.state_dict(),
             "limits": self._limits.state_dict(),
             "memory": None if self._memory is None else self._memory.state_dict(),
+            "drawn": {"steps": self._drawn_steps, "shares": dict(self._drawn)},
+            "averaged": 0 if self._prober.averaged is None else self._prober.averaged.updates,
             "estimator": self._estimator.state_dict(),
-            "tensors": self._estimator.tensors(),
+            "tensors": {**self._estimator.tensors(), **averaged},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,7 +366,8 @@ class Balancer:
         check_keys(
             "Balancer",
             state,
-            *("steps", "frozen", "mixture", "prior", "plan", "rule", "limits", "memory", "estimator", "tensors"),
+            *("steps", "frozen", "mixture", "prior", "plan", "rule", "limits", "memory", "drawn", "averaged"),
+            *("estimator", "tensors"),
         )
         for what in ("prior", "plan"):
             check_names(f"Balancer: state: {what}", self.mixture.names, state[what])
@@ -334,20 +377,27 @@ class Balancer:
                 "update, and the other does not; give it the same every, steps and groups."
             )
         prior = {name: float(state["prior"][name]) for name in self.mixture}
-        rule = self._rule_settings.start(prior)
+        rule = self._rule_settings.start(replace(self._training, prior=prior))
         rule.load_state_dict(state["rule"])
         limits, memory = copy.copy(self._limits), copy.copy(self._memory)
         limits.load_state_dict(state["limits"])
         if memory is not None:
             memory.load_state_dict(state["memory"])
         copy.copy(self.mixture).load_state_dict(state["mixture"])
-        self._estimator.load_state_dict(state["estimator"], state["tensors"])
+        averaged = copy.copy(self._prober.averaged)
+        tensors = {key: value for key, value in state["tensors"].items() if not key.startswith("averaged.")}
+        if averaged is not None and len(tensors) < len(state["tensors"]):
+            averaged.load(state["averaged"], state["tensors"])
+        self._estimator.load_state_dict(state["estimator"], tensors)
         self.mixture.load_state_dict(state["mixture"])
         self._rule, self._limits, self._memory = rule, limits, memory
         self._prior = prior
         self._plan = {name: float(state["plan"][name]) for name in self.mixture}
         self._steps = int(state["steps"])
         self._frozen = bool(state["frozen"])
+        self._drawn = dict(state["drawn"]["shares"])
+        self._drawn_steps = int(state["drawn"]["steps"])
+        self._prober.averaged = averaged
 
 
 def _distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass, replace
 
-USEFUL_UPDATES = 10  # fewer than this hardly learn anything
+from .._base.checks import check_whole
+
 _WANTED_UPDATES = 50  # in a training, before probes grow beyond two batches
 _MAX_BATCHES = 8  # probe batches of a set that a budget buys at most
 MIN_SETS = 32  # datasets and dev sets of an update that probes a part of them
@@ -15,19 +16,26 @@ _MAX_STEPS = 10_000  # between updates; beyond, a part is probed if the length o
 class Budget:
     """The share of training that probes may take.
 
-    share: probe batches per training batch. Default 0.02: two per cent.
+    share: probe batches per training batch, in a long training. Default 0.02: two per cent.
+    at_least: updates that a short training makes nevertheless. Default 10: fewer hardly learn anything.
+    at_most: the share that they may take then. Default 0.15.
 
-    If it does not buy enough updates that probe everything, each probes a part of the datasets and dev sets, in
-    rotation, and the rewards of the others are kept (docs/many-datasets.md).
+    If there are many datasets and dev sets, each update probes a part of them, in rotation, and the evidence of the
+    others is kept (docs/many-datasets.md).
     """
 
     share: float = 0.02
+    at_least: int = 10
+    at_most: float = 0.15
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 100:
-            raise ValueError(
-                f"Budget: share must be positive, probe batches per training batch, but it is {self.share}."
-            )
+        for word in ("share", "at_most"):
+            if not 0 < getattr(self, word) <= 100:
+                raise ValueError(
+                    f"Budget: {word} must be positive, probe batches per training batch, but it is "
+                    f"{getattr(self, word)}."
+                )
+        check_whole("Budget", at_least=self.at_least)
 
 
 @dataclass(frozen=True)
@@ -81,23 +89,26 @@ def pace_of(
         batches = least if batches is None else batches
         return Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
     pace = _of_everything(gradients, steps, every.share, batches)
-    enough = pace.every <= _MAX_STEPS if steps is None else pace.updates >= USEFUL_UPDATES
-    if enough or needs_all or gradients <= MIN_SETS:
+    if not _is_enough(pace, steps, every) and not needs_all and gradients > MIN_SETS:
+        pace = _of_a_part(datasets, dev_sets, steps, every.share, least if batches is None else batches)
+    if steps is None or _is_enough(pace, steps, every):
         return pace
-    return _of_a_part(datasets, dev_sets, steps, every.share, least if batches is None else batches)
+    # A short training: at least so many updates, the last of them before the end, for a larger share.
+    return _with_every(pace, max(steps // (every.at_least + 1), math.ceil(pace.passes / every.at_most), 1), steps)
 
 
 def advice(pace: Pace, steps: int | None, every: int | Budget) -> str | None:
     """Returns a sentence for a training with too few updates to learn from; None: it has enough."""
-    if steps is None or pace.updates >= USEFUL_UPDATES:
+    least = every.at_least if isinstance(every, Budget) else Budget().at_least
+    if steps is None or pace.updates >= least:
         return None
     last = " (after its last step, where it changes nothing)" if pace.updates == 1 and pace.every == steps else ""
     found = f"{steps:,} steps have {pace.updates:.0f} update{'' if pace.updates == 1 else 's'}{last}"
-    enough = max(1, steps // (2 * USEFUL_UPDATES))
+    enough = max(1, steps // (2 * least))
     if not isinstance(every, Budget):
         return f"{found} with every={pace.every}; set every={enough} for {steps // enough}"
-    share = pace.passes * USEFUL_UPDATES / steps
-    return f"{found} within {every}; {USEFUL_UPDATES} need every=Budget(share={share:.2g})"
+    share = pace.passes * (least + 1) / steps
+    return f"{found} within {every}; {least} need every=Budget(at_most={share:.2g}), or smaller probes"
 
 
 def _of_everything(gradients: int, steps: int | None, share: float, batches: float | None) -> Pace:
@@ -137,8 +148,12 @@ def _in_mixed_batches(datasets: int, dev_sets: int, steps: int | None, share: fl
     return replace(_within(share, passes, steps, 1, part), mixed=(train, dev))
 
 
+def _is_enough(pace: Pace, steps: int | None, budget: Budget) -> bool:
+    return pace.every <= _MAX_STEPS if steps is None else pace.updates >= budget.at_least
+
+
 def _batches_per_update(steps: int | None, share: float) -> float:
-    return share * _MAX_STEPS / USEFUL_UPDATES if steps is None else share * steps / _WANTED_UPDATES
+    return share * _MAX_STEPS / Budget().at_least if steps is None else share * steps / _WANTED_UPDATES
 
 
 def _within(share: float, passes: int, steps: int | None, batches: float, part: tuple[int, int]) -> Pace:

@@ -35,7 +35,7 @@ class Moment:
     groups: of GROUPS those that are known, {"mixture": {dataset: probability}, ...}.
     facts: of FACTS those that are known, {"signal": 0.9, ...}.
     prior: {dataset: probability} that the training was given, if this moment has it.
-    cosines: {dev set: {dataset: cosine of their gradients}}, if the update had a table.
+    cosines: {dev set: {dataset: cosine of their gradients, or relevance}}, if the update had a table.
     """
 
     step: int
@@ -77,9 +77,8 @@ def evenly(points: Sequence[T], most: int, at: Callable[[T], float] | None = Non
 
 def append_update(history: list[Update], update: Update) -> None:
     """Appends an update to a history in memory and thins it: at most 100 updates stay, and no large tables."""
-    table = update.alignment
-    if table is not None and len(table.dev_names) * len(table.train_names) > _TABLE_ENTRIES:
-        update = replace(update, alignment=None)
+    if len(update.weights) * len(update.mixture) > _TABLE_ENTRIES:
+        update = replace(update, alignment=None, relevance=None)
     most = max(2, min(_MOST_UPDATES, _SHARES_IN_MEMORY // len(update.mixture)))
     history[:] = evenly([*history, update], most, at=lambda update: update.step)
 
@@ -188,10 +187,16 @@ def _joined(written: list[Moment], new: list[Moment]) -> tuple[list[Moment], lis
 
 def _moment(update: Update, groups: Groups) -> Moment:
     cosines: Groups = {}
-    if (table := update.alignment) is not None and len(table.dev_names) * len(table.train_names) <= _TABLE_ENTRIES:
+    if len(update.weights) * len(update.mixture) > _TABLE_ENTRIES:
+        pass
+    elif (table := update.alignment) is not None:
         cosines = {
             dev: {name: round(cosine, 5) for name, cosine in zip(table.train_names, row, strict=True)}
             for dev, row in zip(table.dev_names, table.cosines().tolist(), strict=True)
+        }
+    elif update.relevance is not None:
+        cosines = {
+            dev: {name: round(value, 5) for name, (value, _) in row.items()} for dev, row in update.relevance.items()
         }
     known = {group: values for group, values in groups.items() if values}
     return Moment(update.step, known, update.facts(), update.prior, cosines)

@@ -57,6 +57,7 @@ class Update:
     unlearned: float = 0.0
     before: dict[str, float] = field(default_factory=dict)
     prior: dict[str, float] = field(default_factory=dict)
+    relevance: dict[str, dict[str, tuple[float, float]]] | None = None
 
     def __str__(self) -> str:
         if self.skipped is not None:

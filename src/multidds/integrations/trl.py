@@ -23,7 +23,7 @@ from ..probes import Probes
 from ..probes.prober import Loss
 from ..rewards import Reward, StabilizedCosine
 from ..rewards.priorities import Priority
-from ..rules import Anchored, Rule
+from ..rules import RelevancePlan, Rule
 from ..sampling import is_stream
 from .huggingface import BalanceCallback, MixedDataset
 
@@ -44,7 +44,7 @@ def balance(
     loss: Loss | None = None,
     inexact_resume: bool = False,
     reward: Reward = StabilizedCosine(),
-    rule: Rule = Anchored(),
+    rule: Rule = RelevancePlan(),
     priority: Priority = "regular",
     limits: Limits = Limits(),
     groups: Mapping[str, str] | None = None,

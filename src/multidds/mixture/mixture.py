@@ -15,7 +15,6 @@ from typing import Any
 from .._base.checks import check_names, listed
 from .._base.state import VERSION, check_keys, check_sizes, check_version
 from .._base.text import shares
-from .planned import TRANSFER, WORTH, planned
 
 _SUM_TOLERANCE = 1e-6  # |sum - 1| <= 1e-6: float32 probabilities of 10,000 datasets pass
 _UNSCALED = 1e-9  # |sum - 1| <= 1e-9: kept bit for bit, so that a copy of a mixture equals it
@@ -96,35 +95,35 @@ class Mixture:
         return cls(_normalised(shares), sizes)
 
     @classmethod
-    def planned(
-        cls,
-        sizes: Mapping[str, float],
-        draws: float,
-        weights: Mapping[str, float] | None = None,
-        transfer: float = TRANSFER,
-        worth: float = WORTH,
-    ) -> "Mixture":
-        """Returns the mixture that suits a training of this length: the shorter it is, the nearer to uniform.
-
-        It maximises the weighted sum over dev sets of log(examples that serve them, repeated ones counted for less).
+    def planned(cls, sizes: Mapping[str, float], draws: float, weights: Mapping[str, float] | None = None) -> "Mixture":
+        """Returns the best mixture for a training of this length, by sizes and names alone: no gradients, no cost.
 
         sizes: {name: number of examples}.
         draws: examples that the whole training will draw, in the unit of sizes.
         weights: {name: weight of its dev set}. Default None: all the same.
-        transfer: value of an example for the dev sets of other datasets, relative to its own; 0 to 1.
-        worth: passes after which a repeated example is worth 1/e of a new one (R* of Muennighoff et al. 2023).
+
+        An example serves the dev set of its own dataset, twenty times less those of others, and less each time that it
+        comes again. The shorter the training, the nearer the plan is to uniform.
         """
+        from .planned import OTHERS, NamedRelevance, planned
+
         sizes = _checked_sizes("Mixture.planned", sizes)
-        for word, value in (("draws", draws), ("worth", worth)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"Mixture.planned: {word} must be positive and finite, but it is {value}.")
-        if not 0 <= transfer <= 1:
-            raise ValueError(f"Mixture.planned: transfer must be between 0 and 1, but it is {transfer}.")
+        if not (draws > 0 and math.isfinite(draws)):
+            raise ValueError(f"Mixture.planned: draws must be positive and finite, but it is {draws}.")
         if weights is not None:
             check_names("Mixture.planned: weights", sizes, weights)
             if not all(0 <= w < math.inf for w in weights.values()) or not any(weights.values()):
                 raise ValueError("Mixture.planned: weights must not be negative, and at least one above 0.")
-        return cls(planned(sizes, draws, weights, transfer, worth), sizes)
+        names = sorted(sizes)
+        by_place = {place: 1.0 if weights is None else weights[name] for place, name in enumerate(names)}
+        counted = [place for place, weight in by_place.items() if weight > 0]
+        total = math.fsum(by_place.values())
+        relevance = NamedRelevance(counted, OTHERS, [1.0] * len(names))
+        shares = planned(
+            [sizes[name] for name in names], draws, [by_place[place] / total for place in counted], relevance
+        )
+        by_name = dict(zip(names, shares.tolist(), strict=True))
+        return cls({name: by_name[name] for name in sizes}, sizes)
 
     @classmethod
     def extended(

@@ -1,102 +1,114 @@
-"""The best shares for a training of a given length, from the sizes of the datasets and the weights of the dev sets.
+"""The best mixture for a training of a given length, from sizes, priorities and relevance. Pure.
 
-Repeated data are worth less each time: after U new examples, R further passes are worth U * R* (1 - e^(-R / R*)) new
-ones, with R* about 15 (Muennighoff et al. 2023). A dev set is served by the dataset of its name and, much less, by all
-others, and gains by the logarithm of what serves it. Together this decides how far small datasets should be repeated:
-as a temperature does, but for this length of training, and for the dev sets that count most.
+    maximise over P:   sum_k w_k log sum_i A_ki D_i(N P_i)^(1/2)
+
+w: the weights of the dev sets. A_ki: the relevance of dataset i to dev set k, relative to the most relevant. D_i: the
+effective examples after N P_i draws from U_i examples: data that come again are worth less each time, after U new ones
+r further passes are worth U R (1 - e^(-r / R)) new ones (Muennighoff et al. 2023, R about 15). The objective is
+concave: there is one optimum.
 """
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-WORTH = 15.0  # R*: passes after which a repeated example is worth 1/e of a new one
-TRANSFER = 0.05  # value of an example for the dev set of another dataset, relative to its own
-_LEAST_SHARE = 0.1  # share_i >= 0.1 * min(1 / n, size_i / sum of sizes)
-_LEAST_LOG_WORTH = -200.0  # log(worth of a draw) >= -200, also if it serves no dev set
-_LEAST_SLOPE = 0.05  # slope of the log worth >= 0.05, or steps would be too long
-_MOST_ROUNDS = 1000
-_CONVERGED = 1e-9  # stop if |step of log share_i| < 1e-9 for all i above their least share
-_HALVE_AFTER = 250  # rounds after which steps are halved: they may overshoot from side to side for ever
+import numpy as np
+
+REPETITION = 15.0  # R: passes after which a repeated example is worth 1/e of a new one
+MAX_PASSES = 16.0  # planned over a dataset, unless a proportional mixture makes more
+OTHERS = 0.22  # relevance by names of a dataset to the dev set of another: 0.22^2 = 0.05 of an example of its own
+_POWER = 0.5  # examples are exchanged at A^2 of their relevance; 1 would go to corners
+_FLOOR = 0.1  # of the smaller of its proportional and its uniform share: the least share of a dataset
+_MIN_REPETITION = 0.5  # at 0 the optimum is not unique
+_NOTHING = 1e-9  # share of a dataset that helps nobody: it takes the draws that caps leave over
+_ROUNDS = 200
+_TOLERANCE = 1e-10  # change of a share between two rounds
+
+
+class Relevance(Protocol):
+    """A matrix A [K, n] of which only products are needed."""
+
+    def __matmul__(self, other: Any) -> Any: ...
+
+    def __rmatmul__(self, other: Any) -> Any: ...
+
+
+class NamedRelevance:
+    """The relevance by names: 1 to the dev set of a dataset's own name, `others` to the rest, times `factors`.
+
+    own: [K], the place of the dataset that has the dev set's name; -1: none has, and all datasets count 1.
+    """
+
+    __array_ufunc__ = None  # so that numpy leaves the products to this class
+
+    def __init__(self, own: Any, others: float, factors: Any) -> None:
+        self._own = np.asarray(own)
+        self._named = self._own >= 0
+        self._others = np.where(self._named, others, 1.0)
+        self._factors = np.asarray(factors, dtype=np.float64)
+
+    def __matmul__(self, values: Any) -> Any:
+        scaled = self._factors * values
+        own = np.where(self._named, scaled[self._own], 0.0)
+        return self._others * scaled.sum() + (1 - self._others) * own
+
+    def __rmatmul__(self, weights: Any) -> Any:
+        own = np.bincount(
+            self._own[self._named], ((1 - self._others) * weights)[self._named], minlength=len(self._factors)
+        )
+        return self._factors * ((weights * self._others).sum() + own)
 
 
 def planned(
-    sizes: Mapping[str, float],
-    draws: float,
-    weights: Mapping[str, float] | None = None,
-    transfer: float = TRANSFER,
-    worth: float = WORTH,
-) -> dict[str, float]:
-    """Returns the shares that maximise the weighted sum over dev sets k of log(D(k) + transfer * (all other D)).
+    sizes: Any, draws: float, weights: Any, relevance: Relevance, repetition: Any = REPETITION, cap: bool = True
+) -> Any:
+    """Returns the best shares [n].
 
-    D are the effective examples of each dataset. A dataset that would get nothing, or nearly, gets its least share.
+    sizes: [n], examples of each dataset. draws: N. weights: [K], of the dev sets. relevance: A [K, n], each row with
+    at least one positive value. repetition: R, one number or [n]. cap: whether no dataset is passed through more often
+    than 16 times, or than in a proportional mixture if that is more.
 
-    At the best shares one draw more is worth the same everywhere: until it is, shares grow where it is worth more than
-    elsewhere. The step is the shorter the steeper the worth of a dataset falls with its draws, so none goes too far.
-
-    sizes: {dataset: number of examples}.
-    draws: examples that the whole training draws.
-    weights: {dev set: weight}. Default None: every dataset has a dev set, and all count the same.
-    transfer, worth: as in `Mixture.planned`.
+    Expectation-maximisation: with the responsibilities r_ki = A_ki D_i^(1/2) / sum_j A_kj D_j^(1/2) fixed, the best
+    draws solve one equation (`_best_draws`), and the objective never falls.
     """
-    import numpy as np
-
-    size, own, others = _vectors(sizes, dict.fromkeys(sizes, 1.0) if weights is None else weights)
-    shares = size / size.sum()
-    least = _LEAST_SHARE * np.minimum(1 / len(size), shares)
-    for number in range(_MOST_ROUNDS):
-        log_worths, slopes = _marginals(shares * draws, size, own, others, transfer, worth)
-        steps = (log_worths - shares @ log_worths) / np.maximum(slopes, _LEAST_SLOPE)
-        shares = shares * np.exp(np.clip(steps, -1.0, 1.0) * 0.5 ** (number // _HALVE_AFTER))
-        shares /= shares.sum()
-        if np.abs(steps[shares > least]).max() < _CONVERGED:
+    size, weights = np.asarray(sizes, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    worth = np.maximum(np.broadcast_to(np.asarray(repetition, dtype=np.float64), size.shape), _MIN_REPETITION)
+    proportional = size / size.sum()
+    least = _FLOOR * np.minimum(1 / len(size), proportional) * draws
+    most = np.full(len(size), draws) if not cap else size * max(MAX_PASSES, draws / size.sum())
+    drawn = np.clip(np.full(len(size), draws / len(size)), least, most)
+    for _ in range(_ROUNDS):
+        served = effective(drawn, size, worth) ** _POWER
+        shares = served * ((weights / (relevance @ served)) @ relevance)  # sum over dev sets of w_k r_ki
+        shares = np.maximum(shares, _NOTHING)
+        before, drawn = drawn, _best_draws(shares, size, worth, draws, least, most)
+        if np.abs(drawn - before).max() <= _TOLERANCE * draws:
             break
-    shares = np.maximum(shares, least)
-    return dict(zip(sizes, (shares / shares.sum()).tolist(), strict=True))
+    return drawn / drawn.sum()
 
 
-def planned_beside(
-    shares: Mapping[str, float], sizes: Mapping[str, float], draws: float, weights: Mapping[str, float]
-) -> dict[str, float]:
-    """Returns the plan of the datasets that have dev sets of their own, beside those that have none.
+def effective(drawn: Any, size: Any, repetition: Any) -> Any:
+    """Returns the effective examples D of so many draws."""
+    passes = np.maximum(drawn / size - 1, 0.0)  # after the first
+    return np.minimum(drawn, size) - size * repetition * np.expm1(-passes / repetition)
 
-    The latter keep the share that they were given, but get no more than an equal one.
 
-    shares: {dataset: share that it was given}.
-    sizes: {dataset: number of examples}.
-    draws: examples that the whole training draws.
-    weights: {dev set: weight}.
+def _best_draws(shares: Any, size: Any, worth: Any, draws: float, least: Any, most: Any) -> Any:
+    """Returns the draws that maximise sum_i shares_i log D_i, between `least` and `most`, summing to `draws`.
+
+    At the optimum shares_i D_i' / D_i is one number, the price; between the limits that gives draws in closed form.
     """
-    own = {name: size for name, size in sizes.items() if name in weights}
-    others = {name: min(p, 1 / len(shares)) for name, p in shares.items() if name not in own}
-    share = 1 - math.fsum(others.values())
-    return others | {name: share * p for name, p in planned(own, share * draws, weights).items()}
 
+    def at(log_price: float) -> Any:
+        price = np.exp(log_price)
+        fresh = shares / price  # while no example comes again
+        left = price * size * (1 + worth) / (shares + price * size * worth)  # e^(-r / R) beyond the first pass
+        repeated = size * (1 - worth * np.log(np.minimum(np.maximum(left, 1e-300), 1.0)))
+        return np.clip(np.where(fresh <= size, fresh, repeated), least, most)
 
-def _vectors(sizes: Mapping[str, float], weights: Mapping[str, float]) -> tuple[Any, Any, float]:
-    """Returns sizes [n], weights of the dev sets of these datasets [n], and the weight of all other dev sets."""
-    import numpy as np
-
-    own = np.array([weights.get(name, 0.0) for name in sizes], dtype=np.float64)
-    others = math.fsum(w for name, w in weights.items() if name not in sizes)
-    return np.array(list(sizes.values()), dtype=np.float64), own, others
-
-
-def _marginals(drawn: Any, size: Any, own: Any, others: float, transfer: float, worth: float) -> tuple[Any, Any]:
-    """Returns the log worth of one draw more [n], and how steeply it falls with the logarithm of the draws [n].
-
-    Dev sets without a dataset of their own are served by everything alike.
-    """
-    import numpy as np
-
-    drawn = np.asarray(drawn, dtype=np.float64)
-    repeated = np.maximum(drawn / size - 1, 0.0)  # passes after the first; a new example is worth 1
-    fresh = np.exp(-repeated / worth)
-    data = np.minimum(drawn, size) + size * worth * (1 - fresh)
-    total = data.sum()
-    serving = np.maximum(transfer * total + (1 - transfer) * data, np.finfo(np.float64).tiny)  # each dev set
-    pull = (1 - transfer) * own / serving  # its weight per example that serves it
-    common = transfer * (own / serving).sum() + (others / total if transfer else 0.0)
-    use = np.maximum(common + pull, math.exp(_LEAST_LOG_WORTH))
-    slope = pull / use * np.minimum(1.0, (1 - transfer) * drawn * fresh / serving)
-    return np.log(use) - repeated / worth, slope + np.where(drawn > size, drawn / (worth * size), 0.0)
+    low, high = -700.0, 100.0  # of the logarithm of the price
+    with np.errstate(over="ignore"):
+        for _ in range(200):
+            middle = (low + high) / 2
+            if middle in (low, high):
+                break
+            low, high = (middle, high) if at(middle).sum() > draws else (low, middle)
+        return at(high)

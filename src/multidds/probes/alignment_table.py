@@ -89,6 +89,15 @@ class Table:
             dev_losses=losses.of_dev,
         )
 
+    def mean(self, other: "Table", share: float, other_share: float) -> "Table":
+        """Returns the table of weighted means of gradients, which sketches are linear in."""
+        mean = Table(self._params, self._names, self._layout, self._sketcher, step_ahead=False)
+        for name, dev in self._devs.items():
+            mean.add_dev(name, share * dev + other_share * other._devs[name])
+        for name, train in self._trains.items():
+            mean.add_train(name, share * train + other_share * other._trains[name])
+        return mean
+
     def _kept(self, gradient: Gradient) -> Tensor:
         """What is remembered of a gradient: one flat vector, whole or sketched."""
         if self._sketcher is not None:
@@ -169,9 +178,11 @@ class Halves:
         self._combine(halves)  # where the gradients are: the backend may reduce nothing on the CPU
         return [half.cpu() / share for half, share in zip(halves, self._shares, strict=True)]
 
-    def alignments(self, losses: Losses, names: Sequence[str]) -> tuple[Alignment, Alignment]:
-        first, second = (table.alignment(losses, names) for table in self._tables)
-        return first, second
+    def alignments(self, losses: Losses, names: Sequence[str]) -> tuple[Alignment, Alignment, Alignment]:
+        """Returns the tables of the first half, of the second half and of both together."""
+        both = self._tables[0].mean(self._tables[1], *self._shares)
+        first, second, whole = (table.alignment(losses, names) for table in (*self._tables, both))
+        return first, second, whole
 
 
 def sketcher_of(sketch: int | str | None) -> Sketcher | None:

@@ -11,6 +11,7 @@ from .._base.randomness import derive, preserved, seed_all
 from .._base.ranks import Ranks
 from ..gradients.parallel_models import layout_of, parameters_of, resharded, set_aside, unwrapped
 from ..gradients.vectors import Gradient, added, wide
+from .averaged_parameters import AveragedParameters
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of all replicas
@@ -31,6 +32,7 @@ class Prober:
         seed: int,
         owner: str,
         dev_loss: Loss | None = None,
+        average: int = 0,
     ) -> None:
         if mode not in ("train", "eval"):
             raise ValueError(f"{owner}: mode must be 'train' or 'eval', but it is {mode!r}.")
@@ -38,6 +40,7 @@ class Prober:
         self._loss, self._dev_loss, self._mode, self.seed = loss, dev_loss or loss, mode, seed
         self._chosen = None if params is None else set(params)
         self._owner = owner
+        self._average = average  # steps over which parameters are averaged; 0: probes are taken at the parameters
         self.refresh_parameters()
 
     def refresh_parameters(self) -> None:
@@ -55,6 +58,9 @@ class Prober:
         self.layout, group = layout_of(self.model, self.params, self.names, self._owner)
         self._group = group if self.layout.sharded else self._group
         self.replicas = Ranks(self.params[0].device, self._group)
+        self.averaged: AveragedParameters | None = None
+        if self._average:
+            self.averaged = AveragedParameters(self.params, self.names, self.layout, self._average)
 
     def _trainable(self) -> dict[Tensor, str]:
         return {p: name for name, p in parameters_of(self.model).items() if p.requires_grad}
@@ -95,7 +101,8 @@ class Prober:
                 )
             self.replicas = Ranks(self.params[0].device, self._group)
             self._devices = sorted({t.device for t in [*self.model.parameters(), *self.model.buffers()]}, key=str)
-            with self._put_back(), preserved(self._devices), torch.inference_mode(False), torch.enable_grad():
+            averaged = nullcontext() if self.averaged is None else self.averaged.applied()
+            with self._put_back(), averaged, preserved(self._devices), torch.inference_mode(False), torch.enable_grad():
                 yield
 
     @contextmanager

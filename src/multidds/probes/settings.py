@@ -25,6 +25,9 @@ class Probes:
         draw the same batches, and the loss must not wait for other processes. None: for sources that `batches_of`
         made, unless the model has a SyncBatchNorm. True: always. False: never, all compute every gradient together.
         An `ExampleScorer` never splits. Default None.
+    average: steps over which the parameters are averaged at which gradients are taken; one more parameter-sized vector.
+        0: at the parameters themselves, as the paper does, or for a model that is an average already. Default None: 40
+        for rules that compare halves of probes, as the default does. Not for `ExampleScorer`.
     """
 
     batches: int | None = None
@@ -33,10 +36,13 @@ class Probes:
     params: Iterable[Tensor] | None = field(default=None, repr=False)
     dev_loss: Callable[[Any, Any], Tensor] | None = None
     split_work: bool | None = None
+    average: int | None = None
 
     def __post_init__(self) -> None:
         if self.batches is not None:
             check_whole("Probes", batches=self.batches)
+        if self.average not in (None, 0):
+            check_whole("Probes", average=self.average)
         for word, allowed in _CHOICES.items():
             value = getattr(self, word)
             if value not in allowed:

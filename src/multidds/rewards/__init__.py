@@ -18,6 +18,7 @@ The formulas are pure functions of the table that `multidds.probes.probe` return
 from . import priorities
 from .formulas import Formula, multidds, multidds_s
 from .kinds import Cosine, FromTable, MeanSlope, MovingAverage, Reward, StabilizedCosine
+from .relevance import RelevanceTable, relevance
 
 __all__ = [
     "Cosine",
@@ -25,9 +26,11 @@ __all__ = [
     "FromTable",
     "MeanSlope",
     "MovingAverage",
+    "RelevanceTable",
     "Reward",
     "StabilizedCosine",
     "multidds",
     "multidds_s",
     "priorities",
+    "relevance",
 ]

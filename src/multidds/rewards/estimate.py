@@ -37,7 +37,7 @@ class Estimate:
     dev_losses, train_losses: {name: loss of the probe}.
     weights: {dev set: weight} of all dev sets.
     alignment: the table, if it was asked for.
-    cosine_errors: [dev, train] standard errors of the cosines of the table, if halves were compared.
+    relevance: {dev set: {dataset: (cosine, standard error)}} of the sets that were probed, if halves were compared.
     trouble: the reason why the mixture must not move; None: there is none.
     notes: sentences for a reader of the update.
     degrees: degrees of freedom of each standard error; two halves have one.
@@ -52,16 +52,4 @@ class Estimate:
     notes: tuple[str, ...] = ()
     degrees: float = 1.0
     alignment: Alignment | None = None
-    cosine_errors: list[list[float]] | None = field(default=None, repr=False)
-
-    def relevance(self) -> dict[str, dict[str, tuple[float, float]]] | None:
-        """Returns {dev set: {dataset: (cosine, standard error or NaN)}}; None without a table."""
-        table = self.alignment
-        if table is None:
-            return None
-        cosines = table.cosines().tolist()
-        errors = self.cosine_errors or [[float("nan")] * len(table.train_names)] * len(table.dev_names)
-        return {
-            dev: dict(zip(table.train_names, zip(cosines[k], errors[k], strict=True), strict=True))
-            for k, dev in enumerate(table.dev_names)
-        }
+    relevance: dict[str, dict[str, tuple[float, float]]] | None = field(default=None, repr=False)

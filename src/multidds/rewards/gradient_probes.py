@@ -27,7 +27,9 @@ from .estimate import Estimate, Round
 from .formulas import Formula, redraw_noise
 from .kinds import Reward
 
-_HALVES_BUCKETS = 2**15  # of the sketches of both halves: cosines to 0.005, well below the noise that is estimated
+_MANY_SETS = 64  # datasets and dev sets, beyond which the sketches of halves are smaller
+_HALVES_BUCKETS = 2**18  # of the sketches of both halves: cosines to 0.002; of many sets 2**15, to 0.005
+_SMALL_BUCKETS = 2**15
 
 AfterEach: TypeAlias = Callable[[int, Gradient], None] | None
 
@@ -67,7 +69,8 @@ class GradientProbes:
         self.begin()
         plain = reward.ahead is None and reward.decay is None
         compared = self._total // (prober.replicas.size if prober.layout.sharded else 1)
-        self._halves_sketcher = Sketcher(_HALVES_BUCKETS) if errors and plain and compared > 1 else None
+        buckets = _HALVES_BUCKETS if len(self._names) + len(self._dev_names) <= _MANY_SETS else _SMALL_BUCKETS
+        self._halves_sketcher = Sketcher(buckets) if errors and plain and compared > 1 else None
         self._averages = self._new_averages()
 
     def begin(self) -> int:
@@ -156,11 +159,11 @@ class GradientProbes:
         rewards = ranks.gather(rewards)[0]
         non_finite.check("reward", "dataset", rewards)
         errors: dict[str, float] = {}
-        cosine_errors = None
+        relevance = None
         if halves is not None:
-            first, second = halves.alignments(losses, names)
-            errors = ranks.gather(_errors(self._reward.formula, first, second, round_.dev_sets))[0]
-            cosine_errors = ((first.cosines() - second.cosines()).abs() / 2).tolist()
+            first, second, whole = halves.alignments(losses, names)
+            errors = _errors(self._reward.formula, first, second, round_.dev_sets)
+            errors, relevance = ranks.gather((errors, _relevance(first, second, whole)))[0]
         notes = [f"{what} is zero: its cosine counts as 0" for what in non_finite.zero]
         if direction is not None and direction.cancelled:
             notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
@@ -173,7 +176,7 @@ class GradientProbes:
             trouble=non_finite.trouble(),
             notes=tuple(notes),
             alignment=alignment,
-            cosine_errors=cosine_errors,
+            relevance=relevance,
         )
 
     def _drawn(self, role: str, name: str, number: int) -> Iterator[Numbered]:
@@ -285,6 +288,16 @@ def _errors(
     weights = torch.tensor([dev_sets[name] for name in first.dev_names], dtype=torch.float64, device="cpu")
     errors = redraw_noise(formula(first, weights), formula(second, weights))
     return dict(zip(first.train_names, errors.tolist(), strict=True))
+
+
+def _relevance(first: Alignment, second: Alignment, whole: Alignment) -> dict[str, dict[str, tuple[float, float]]]:
+    """Returns {dev set: {dataset: (cosine, standard error)}}: half of the difference of two halves is an error."""
+    errors = ((first.cosines() - second.cosines()).abs() / 2).tolist()
+    cosines = whole.cosines().tolist()
+    return {
+        dev: dict(zip(whole.train_names, zip(cosines[k], errors[k], strict=True), strict=True))
+        for k, dev in enumerate(whole.dev_names)
+    }
 
 
 def _checked(formula: Formula | None, alignment: Alignment, weights: Mapping[str, float]) -> dict[str, float]:

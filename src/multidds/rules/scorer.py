@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._base.checks import check_whole
 from .._base.state import check_keys
-from .rule import Evidence
+from .rule import Evidence, Training
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,9 @@ class Scorer:
     def needs_errors(self) -> bool:
         return False
 
-    @property
-    def uses_plan(self) -> bool:
-        return False
-
-    def start(self, prior: Mapping[str, float]) -> "Logits":
-        """Returns the state of one learned mixture, at the log of the prior, {dataset: probability}."""
-        return Logits(self, prior)
+    def start(self, training: Training) -> "Logits":
+        """Returns the state of one learned mixture, at the log of its prior."""
+        return Logits(self, training.prior)
 
 
 class Logits:
@@ -86,10 +82,17 @@ class Logits:
             self.values = torch.tensor(values, dtype=torch.float64, device="cpu").log()
             self._optimizer = settings.optimizer([self.values], lr=settings.lr)
 
-    def step(self, evidence: Evidence, plan: Mapping[str, float]) -> dict[str, float] | None:
+    @property
+    def mixture(self) -> dict[str, float]:
+        return dict(zip(self._names, self.values.softmax(0).tolist(), strict=True))
+
+    def relevance(self) -> None:
+        return None
+
+    def step(self, evidence: Evidence) -> dict[str, float] | None:
         """Returns the new probabilities; None, with nothing changed, if they would not be finite.
 
-        The paper's rule uses the rewards alone: neither their errors nor the plan.
+        The paper's rule uses the rewards alone.
         """
         rewards = [evidence.rewards[name] for name in self._names]
         with torch.inference_mode(False), torch.no_grad():

@@ -97,7 +97,7 @@ def test_a_run_with_an_average_that_was_cut_off_ends_as_one_that_was_not(corpus,
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.parametrize(("method", "averaged"), [("anchored", True), ("multidds-s", False)])
+@pytest.mark.parametrize(("method", "averaged"), [("learned", True), ("multidds-s", False)])
 def test_the_default_probes_at_the_averaged_weights(corpus, monkeypatch, tmp_path, method, averaged):
     """The methods of the paper probe where they are."""
     config = small_config(corpus, monkeypatch, "train.average=3", f"mixture.method={method}", "mixture.every=4")

@@ -40,7 +40,7 @@ def probed_sets(config, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["anchored", "multidds-s"])
+@pytest.mark.parametrize("method", ["learned", "multidds-s"])
 def test_processes_divide_the_datasets_and_dev_sets_of_an_update(corpus, monkeypatch, tmp_path, method):
     config = small_config(corpus, monkeypatch, f"mixture.method={method}")
     first, second = run_on_ranks(probed_sets, tmp_path, 2, config, corpus)

@@ -124,7 +124,7 @@ def test_an_update_of_a_training_probes_many_pairs_by_mixed_batches(corpus, monk
     monkeypatch.setattr(length, "ALL_PAIRS", 1)
     monkeypatch.setattr(length, "LEAST_BATCHES", 2)
     overrides = ("mixture.probe_budget=0.2", "train.max_steps=400", "train.tokens=2000", "train.batch_tokens=2000")
-    training = Training(small_config(corpus, monkeypatch, *overrides, "mixture.method=anchored"), tmp_path / "run")
+    training = Training(small_config(corpus, monkeypatch, *overrides, "mixture.method=learned"), tmp_path / "run")
     with contextlib.closing(training):
         assert in_parts(training.config)
         update = training.balancer.update()

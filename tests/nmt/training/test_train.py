@@ -82,7 +82,7 @@ def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):
     run.close()
 
 
-@pytest.mark.parametrize("method", ["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average"])
+@pytest.mark.parametrize("method", ["static", "learned", "shuffled", "multidds", "multidds-s", "moving-average"])
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_path, method, mixing):
     config = small_config(corpus, monkeypatch, f"mixture.method={method}", f"train.mixing={mixing}", "train.tokens=200")
@@ -103,7 +103,7 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
             assert len(aligned["cosines"]) == len(aligned["cosines"][0]) == 2
             assert set(record["passes"]) == set(config.data.names)
             assert record["skipped"] is None
-            assert bool(record["noise"]) == (record["signal"] is not None) == (method in ("anchored", "shuffled"))
+            assert bool(record["noise"]) == (record["signal"] is not None) == (method in ("learned", "shuffled"))
         if record["kind"] == "validation":
             assert record["finished"] == "12 steps"
             mean = sum(record["dev_loss"].values()) / 2
@@ -114,7 +114,7 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "method", ["static", "anchored", "multidds-s", "moving-average", "static mixture.schedule=proportional-to-uniform"]
+    "method", ["static", "learned", "multidds-s", "moving-average", "static mixture.schedule=proportional-to-uniform"]
 )
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(corpus, monkeypatch, tmp_path, method, mixing):
@@ -153,12 +153,12 @@ def test_a_schedule_moves_the_mixture_of_a_training(corpus, monkeypatch, tmp_pat
 
 def test_the_control_rewards_every_pair_for_another_one(corpus, monkeypatch, tmp_path):
     found = {}
-    for method in ("anchored", "shuffled"):
+    for method in ("learned", "shuffled"):
         config = small_config(corpus, monkeypatch, f"mixture.method={method}", "train.max_steps=5")
         train(config, tmp_path / method, Silent())
         (found[method],) = (r["reward"] for r in records(tmp_path / method) if r["kind"] == "update")
-    assert found["anchored"].keys() == found["shuffled"].keys()
-    assert found["anchored"]["mirror-base"] != pytest.approx(found["shuffled"]["mirror-base"], abs=1e-3)
+    assert found["learned"].keys() == found["shuffled"].keys()
+    assert found["learned"]["mirror-base"] != pytest.approx(found["shuffled"]["mirror-base"], abs=1e-3)
 
 
 def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):

@@ -21,10 +21,11 @@ from ...probes import Probes
 from ...probes.prober import Loss
 from ...rewards import Reward, StabilizedCosine
 from ...rewards.priorities import Priority
-from ...rules import Anchored, Rule
+from ...rules import RelevancePlan, Rule
 from ...sampling import is_stream
-from ..balancer_arguments import averages_gradients, check_balancer_arguments
+from ..balancer_arguments import check_balancer_arguments
 from . import refusals
+from .checkpoint_tensors import checkpoint_of, with_tensors, write_tensors
 from .logs import log_update
 from .probes import dev_sets, loss_of, sources
 
@@ -47,10 +48,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     dev: the dev sets: a dict, or a list of names in the Trainer's `eval_dataset`. Default None: all of `eval_dataset`.
     batch_size: examples per probe batch. Default None: those of a training batch per device.
     loss: (model, batch) -> mean loss, a scalar tensor. Default None: the Trainer's `compute_loss`.
-    inexact_resume: True: after a resume, streams that cannot report their position start over, and so do averages of
-        gradients. Default False: an error.
+    inexact_resume: True: after a resume, streams that cannot report their position start over.
     reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
-    rule: how rewards move the mixture: an object of `multidds.rules`. Default `Anchored()`; the paper's is `Scorer()`.
+    rule: how evidence moves the mixture: an object of `multidds.rules`. Default `RelevancePlan()`.
     priority: weights of the dev sets: "regular" (equal), "low", "high", {dev set: weight}, or a function of dev losses.
         "low", "high" and functions rank by the losses of the Trainer's last evaluation.
     limits: `Limits` of shares and of passes. Default: none.
@@ -74,7 +74,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         inexact_resume: bool = False,
         *,
         reward: Reward = StabilizedCosine(),
-        rule: Rule = Anchored(),
+        rule: Rule = RelevancePlan(),
         priority: Priority = "regular",
         limits: Limits = Limits(),
         groups: Mapping[str, str] | None = None,
@@ -104,7 +104,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             trainer.args.train_sampling_strategy = "sequential"
         self._attach()
         refusals.check_shards(self._mixed.datasets, trainer.args.dataloader_num_workers)
-        self._inexact = refusals.why_inexact(self._mixed, trainer.args.dataloader_num_workers, self._dev, reward)
+        self._inexact = refusals.why_inexact(self._mixed, trainer.args.dataloader_num_workers, self._dev)
 
     @property
     def mixture(self) -> Mixture:
@@ -190,10 +190,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
         inexact = None if self._inexact_resume else self._inexact or saved.get("inexact")
         refusals.check_resuming(saved, args, state.global_step, self._step, inexact)
-        fresh = balancer.state_dict()
-        if averages_gradients(self._arguments["reward"]):  # the averages begin anew
-            saved["balancer"]["estimator"]["measurement"] = fresh["estimator"]["measurement"]
-        balancer.load_state_dict({**saved["balancer"], "tensors": fresh["tensors"]})
+        balancer.load_state_dict(with_tensors(saved["balancer"], balancer, checkpoint_of(args, state)))
         self._mixed.load_state_dict(saved["dataset"])
         self._resumed_at = state.global_step
 
@@ -206,6 +203,11 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             log_update(self._trainer, self.balancer, update, self._mixed.passes, examples=self._mixed.examples)
             if update.skipped is not None:
                 _log.warning("BalanceCallback: %s.", update)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Writes the averages, which do not fit into JSON, beside the checkpoint."""
+        if self.balancer is not None:
+            write_tensors(self.balancer, checkpoint_of(args, state), first=state.is_world_process_zero)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Collects the losses of a full evaluation, which rank the dev sets for low and high; one call per dev set."""
@@ -229,6 +231,6 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             "inexact": self._inexact,
             "position": self._mixed.position,
             "dataset": self._mixed.state_dict(),
-            "balancer": {**self.balancer.state_dict(), "tensors": {}},  # which do not fit into JSON
+            "balancer": {**self.balancer.state_dict(), "tensors": {}},  # which `on_save` writes
         }
         return {"args": {}, "attributes": attributes}

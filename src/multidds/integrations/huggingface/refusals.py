@@ -10,9 +10,7 @@ from typing import Any
 from transformers import Trainer
 
 from ..._base.checks import Refusal, first_violation, refuse
-from ...rewards import Reward
 from ...sampling import MixedDataset, is_stateful, is_stream
-from ..balancer_arguments import averages_gradients
 
 OWNER = "BalanceCallback"
 
@@ -111,12 +109,10 @@ def check_json(name: str, place: Any) -> None:
     refuse(OWNER, [(not survives, f"the state of the stream {name!r} does not survive JSON: {place!r}.")])
 
 
-def why_inexact(mixed: Any, workers: int, dev: Mapping[str, Any], reward: Reward) -> str | None:
+def why_inexact(mixed: Any, workers: int, dev: Mapping[str, Any]) -> str | None:
     """Returns why a resumed training would differ from the uninterrupted one, and what to change; None: it is equal."""
 
     def rows() -> Iterator[Refusal]:
-        kind = type(reward).__name__
-        yield averages_gradients(reward), f"{kind} averages gradients, which do not fit into the Trainer's JSON state."
         read_by_workers = is_stream(mixed) and workers
         yield read_by_workers, "the workers' places in the streams are not saved; set dataloader_num_workers=0."
         for name, stream in [*mixed.datasets.items(), *dev.items()]:

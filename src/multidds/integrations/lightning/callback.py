@@ -21,7 +21,7 @@ from ...probes import Probes
 from ...probes.prober import Loss
 from ...rewards import Reward, StabilizedCosine
 from ...rewards.priorities import Priority
-from ...rules import Anchored, Rule
+from ...rules import RelevancePlan, Rule
 from ...sampling.loader import MixedLoader
 from ..balancer_arguments import check_balancer_arguments
 from . import refusals
@@ -44,7 +44,7 @@ class BalanceCallback(Callback):
     dev_metrics: {dev set: name of a logged validation loss}, by which the priorities "low", "high" and functions then
         rank. Default None: they rank by losses of probes.
     reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
-    rule: how rewards move the mixture: an object of `multidds.rules`. Default `Anchored()`; the paper's is `Scorer()`.
+    rule: how evidence moves the mixture: an object of `multidds.rules`. Default `RelevancePlan()`.
     priority: weights of the dev sets: "regular" (equal), "low", "high", {dev set: weight}, or a function of dev losses.
     limits: `Limits` of shares and of passes. Default: none.
     groups: {dataset: group} of datasets that have much in common: their rewards are shrunk towards the group's mean.
@@ -68,7 +68,7 @@ class BalanceCallback(Callback):
         batch_size: int | None = None,
         dev_metrics: Mapping[str, str] | None = None,
         reward: Reward = StabilizedCosine(),
-        rule: Rule = Anchored(),
+        rule: Rule = RelevancePlan(),
         priority: Priority = "regular",
         limits: Limits = Limits(),
         groups: Mapping[str, str] | None = None,

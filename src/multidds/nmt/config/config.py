@@ -28,7 +28,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Method = Literal["static", "anchored", "shuffled", "multidds", "multidds-s", "moving-average"]
+Method = Literal["static", "learned", "shuffled", "multidds", "multidds-s", "moving-average"]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(min_length=1)]
 
@@ -212,11 +212,9 @@ class ScorerSettings(Section):
 
 
 class MixtureSettings(Section):
-    method: Method = "anchored"
+    method: Method = "learned"
     prior: Literal["planned", "proportional", "temperature", "uniform", "unimax", "explicit"] = "planned"
     schedule: Literal["none", "proportional-to-uniform", "cooldown", "reverse-cooldown"] = "none"
-    strength: AtLeast0 = 0.5
-    transfer: Share = 0.0
     temperature: Above0 = 5.0
     max_passes: Above0 = 4.0
     probabilities: dict[str, float] = {}
@@ -235,7 +233,7 @@ class MixtureSettings(Section):
     @classmethod
     def _choose_prior(cls, given: Any) -> Any:
         """Sets the default prior: proportional to the sizes, except for the default method and its control."""
-        if isinstance(given, dict) and given.get("method", "anchored") not in ("anchored", "shuffled"):
+        if isinstance(given, dict) and given.get("method", "learned") not in ("learned", "shuffled"):
             return {"prior": "proportional", **given}
         return given
 

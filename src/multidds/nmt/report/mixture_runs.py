@@ -231,4 +231,4 @@ def _alignment(run: MixtureRun, train: Sequence[str]) -> Markup:
         for moment in tables
         if all(d in moment.cosines for d in dev)
     ]
-    return charts.heat(dev, train, cosines, f"{run.label}: cosines of gradients")
+    return charts.heat(dev, train, cosines, f"{run.label}: which data help which goal (cosines of gradients)")

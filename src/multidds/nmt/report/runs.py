@@ -34,7 +34,7 @@ _IGNORED = _ELSEWHERE | {f"mixture.{key}" for key in _LABEL_KEYS}
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
 _LEARNED = {
     **REWARDS,
-    "anchored": "learned",
+    "learned": "learned",
     "shuffled": "shuffled rewards",
     "moving-average": "MultiDDS moving average",
 }
@@ -196,7 +196,7 @@ class Setting:
 
     def by_priority(self) -> dict[str, str | None]:
         """Returns {priority: the plainest method with it} of one rule: the first with low or high priority."""
-        for method in ("multidds-s", "anchored"):
+        for method in ("multidds-s", "learned"):
             labels = {name: self.learned_with(method, name) for name in ("regular", "low", "high")}
             if labels["low"] or labels["high"]:
                 return labels
@@ -217,7 +217,7 @@ def label_of(mixture: MixtureSettings) -> str:
         parts.append("step-ahead" + (f" {mixture.step_ahead:g}" if mixture.step_ahead != 0.001 else ""))
     if mixture.priority != "regular":
         parts.append(f"{mixture.priority if isinstance(mixture.priority, str) else 'own'} priority")
-    if prior != ("planned" if mixture.method in ("anchored", "shuffled") else "proportional"):
+    if prior != ("planned" if mixture.method in ("learned", "shuffled") else "proportional"):
         parts.append(f"from {prior}")
     return ", ".join(parts)
 

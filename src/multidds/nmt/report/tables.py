@@ -318,7 +318,7 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
 
 def main_method(setting: Setting) -> str | None:
     """Returns the learned mixture that a report is about: the default's if there is one, else MultiDDS-S."""
-    for method in ("anchored", "multidds-s", "multidds", "moving-average"):
+    for method in ("learned", "multidds-s", "multidds", "moving-average"):
         if (label := setting.learned_with(method)) is not None:
             return label
     return next((label for label in setting.labels if setting.of(label)[0].learned), None)

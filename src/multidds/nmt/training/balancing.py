@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from multidds import Balancer, Budget, Mixture, Probes, Update, rewards
 from multidds.rewards import Cosine, MeanSlope, MovingAverage, Reward, StabilizedCosine
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 from ..batches.batch import Batch
 from ..batches.probe_batches import MixedSentences, probe_batches, sentence_losses, sentences_of
@@ -18,7 +18,9 @@ from ..common.errors import UserError
 from ..common.processes import Processes
 from ..config.config import Config, MixtureSettings
 from ..runs.records import AlignmentFacts, Updated
-from .length import UPDATES, in_parts, part_budget, probe_shape
+from .length import DEFAULT, UPDATES, in_parts, part_budget, planned_sentences, planned_steps, probe_shape
+
+REPETITION = 15.0  # passes after which a repeated sentence pair is worth 1/e of a new one, in BLEU
 
 
 def make_balancer(
@@ -39,15 +41,22 @@ def make_balancer(
     if settings.method == "static":
         return None
     batches, tokens = probe_shape(settings)
-    probes = Probes(batches=batches, count="in all", split_work=True)  # all draw the same; the loss is local
+    average = (
+        0 if config.train.average else None
+    )  # probes are taken at the averaged weights of training, if there are any
+    # All processes draw the same, and the loss is local.
+    probes = Probes(batches=batches, count="in all", split_work=True, average=average)
     pace: dict[str, Any] = {"every": settings.every}
+    if settings.prior == "planned":
+        steps = max(1, round(planned_steps(config, train)))
+        pace |= {"steps": steps, "examples_per_step": planned_sentences(config, train) / steps}
     reward = _reward(settings)
     size = 0  # sentences of a probe batch that mixes language pairs
     if in_parts(config):
-        probes = Probes()
+        probes = Probes(average=average)
         budget = Budget(share=part_budget(settings, config.train.tokens / Processes().size))
         pace = {"steps": UPDATES * settings.every, "every": budget}
-        if settings.method in ("anchored", "shuffled"):
+        if settings.method in DEFAULT:
             reward = MeanSlope(sentence_losses(config))
             size, tokens = sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
 
@@ -88,9 +97,9 @@ def _reward(settings: MixtureSettings) -> Reward:
     return Cosine(**options) if settings.method == "multidds" else StabilizedCosine(**options)
 
 
-def _rule(settings: MixtureSettings) -> Scorer | Anchored:
-    if settings.method in ("anchored", "shuffled"):
-        return Anchored(strength=settings.strength)
+def _rule(settings: MixtureSettings) -> Scorer | RelevancePlan:
+    if settings.method in DEFAULT:
+        return RelevancePlan(repetition=REPETITION)
     optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     scorer = settings.scorer
     return Scorer(

@@ -16,6 +16,8 @@ ALL_PAIRS = 16  # up to so many language pairs, every update probes all
 LEAST_BATCHES = 6  # probe batches of an update that probes a part
 SMALLEST, LARGEST = 1000, 4000  # tokens of a probe batch; below, a reward is mostly noise
 
+DEFAULT = ("learned", "shuffled")  # methods with the default rule: itself, and its control
+
 
 def planned_sentences(config: Config, data: Mapping[str, Sentences]) -> float:
     """Returns the number of sentence pairs that the whole training will see."""
@@ -41,7 +43,7 @@ def learning_rate(peak: float, warmup: int, start: float, step: int) -> float:
 
 def probe_shape(settings: MixtureSettings) -> tuple[int, int]:
     """Returns (number, tokens) of a dataset's probe batches. The default rule compares halves and cuts a single one."""
-    if settings.method in ("anchored", "shuffled") and settings.probe_batches == 1:
+    if settings.method in DEFAULT and settings.probe_batches == 1:
         return 2, max(1, settings.probe_tokens // 2)
     return settings.probe_batches, settings.probe_tokens
 
@@ -84,7 +86,7 @@ def _whole_share(config: Config) -> float:
 def _may_probe_parts(config: Config) -> bool:
     """Returns whether updates may probe a part: a step ahead and moving averages need all language pairs."""
     settings = config.mixture
-    learned = settings.method in ("anchored", "shuffled", "multidds", "multidds-s")
+    learned = settings.method in ("learned", "shuffled", "multidds", "multidds-s")
     return learned and not settings.step_ahead and len(config.data.names) > ALL_PAIRS
 
 

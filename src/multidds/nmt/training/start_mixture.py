@@ -38,7 +38,7 @@ def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun 
         weights = None
         if isinstance(settings.priority, dict) and not settings.switch_epoch:
             weights = {name: settings.priority.get(name, 0.0) for name in sizes}
-        return Mixture.planned(sizes, planned_sentences(config, data), weights, settings.transfer)
+        return Mixture.planned(sizes, planned_sentences(config, data), weights)
     return Mixture.proportional(sizes)
 
 

@@ -296,7 +296,7 @@ class Training:
         """
         if self.balancer is None:
             return None
-        due = self.balancer.steps_until_update == 1 and self.config.mixture.method in ("anchored", "shuffled")
+        due = self.balancer.steps_until_update == 1 and self.config.mixture.method in ("learned", "shuffled")
         with self.at_averaged_weights() if due else contextlib.nullcontext():
             return self.balancer.step()
 

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from toys import batches, loss, mlp
+
+from multidds import Balancer, Mixture, Probes
+from multidds.gradients.layout import Whole
+from multidds.probes.averaged_parameters import AveragedParameters
+
+
+def averaged(model, steps=4):
+    names, params = zip(*model.named_parameters(), strict=True)
+    return AveragedParameters(params, names, Whole(), steps)
+
+
+def test_it_is_the_mean_of_the_first_steps_and_then_an_exponential_one():
+    model = torch.nn.Linear(1, 1, bias=False)
+    average, expected = averaged(model), None
+    for step in range(12):
+        with torch.no_grad():
+            model.weight.fill_(float(step))
+        if step == 0:
+            average = averaged(model)
+            expected = 0.0
+            continue
+        average.update()
+        share = max(1 / 4, 1 / (step + 1))
+        expected += share * (step - expected)
+    with average.applied():
+        assert model.weight.item() == pytest.approx(expected)
+    assert model.weight.item() == 11.0
+
+
+@pytest.mark.claim(
+    "The method", "probes are taken at averaged parameters, and the parameters are afterwards what they were"
+)
+def test_a_balancer_probes_at_the_averages_and_leaves_the_parameters():
+    model, sets = mlp(), batches("ab", count=2)
+    seen = []
+
+    def watched(model, batch):
+        seen.append(model[0].weight.detach().clone())
+        return loss(model, batch)
+
+    balancer = Balancer(Mixture.uniform("ab"), model, watched, train=sets, dev={"x": sets["a"]}, every=3)
+    history = [model[0].weight.detach().clone()]
+    for _ in range(3):
+        with torch.no_grad():
+            model[0].weight.add_(1.0)
+        history.append(model[0].weight.detach().clone())
+        balancer.step()
+    assert seen[0] == pytest.approx(torch.stack(history).mean(0), abs=1e-12)
+    assert torch.equal(model[0].weight, history[-1])
+
+
+def test_without_an_average_probes_are_at_the_parameters():
+    model, sets = mlp(), batches("ab", count=2)
+    options = {"train": sets, "dev": {"x": sets["a"]}, "every": 1, "probes": Probes(average=0)}
+    balancer = Balancer(Mixture.uniform("ab"), model, loss, **options)
+    assert balancer.state_dict()["tensors"] == {}
+
+
+def test_a_state_of_other_parameters_is_refused_and_changes_nothing():
+    one, other = averaged(mlp()), averaged(mlp(width=7))
+    before = {key: value.clone() for key, value in one.tensors().items()}
+    with pytest.raises(ValueError, match="does not fit"):
+        one.load(3, other.tensors())
+    assert all(torch.equal(value, one.tensors()[key]) for key, value in before.items())
