@@ -6,14 +6,10 @@
     python benchmarks/many_datasets.py scale        construction, draws, updates and states with 10,000 names
 
 **quadratic.** Dataset i has the loss |theta - c_i|^2 / 2 (of examples c_i + noise), dev set k |theta - g_k|^2 / 2. With
-a mixture P training ends at m = sum P_i c_i, so that the best mixture near the prior q,
-
-    min_P  |m(P) - g|^2 / 2 + lambda KL(P, q),    g the mean of the g_k,
-
-is P_i ~ q_i exp(<c_i, g - m> / lambda): a fixed point in m alone, solved here to 1e-12. The rule of the default is that
-fixed point at lambda = spread of <c_i, g - m> / strength, so it should arrive there, the more slowly the less it sees.
-One coordinate more, far from what all want, stands for what a model has still to learn from any dataset: without it
-half of the datasets would be harmful, and cut.
+a mixture P training ends at m = sum P_i c_i, where the slope of dataset i is <c_i - m, g - m>, g the mean of the g_k.
+The default plans by these slopes, P_i ~ max(slope_i, 0)^2 above its floor: a fixed point in m alone, solved here to
+1e-9, where it should arrive, the more slowly the less it sees. One coordinate more, far from what all want, stands for
+what a model has still to learn from any dataset: without it half of the datasets would be harmful.
 """
 
 import argparse
@@ -23,13 +19,16 @@ import math
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from many_texts import moments, text
 from torch import Tensor, nn
 
 from multidds import Balancer, Budget, Limits, Mixture, MixtureSampler
+from multidds.mixture.planned import planned
 from multidds.rewards import MeanSlope
-from multidds.rules import Anchored
+
+_COMMON = 5.0  # the coordinate that a model has still to learn from any dataset
 
 # ---------------------------------------------------------------------------------------------- quadratic losses
 
@@ -67,15 +66,17 @@ def mean_square(model: Any, batch: Tensor) -> Tensor:
     return squares(model, batch).mean()
 
 
-def best(centres: Tensor, goal: Tensor, strength: float) -> Tensor:
-    """The mixture of the fixed point, from a uniform prior."""
-    p = torch.full((len(centres),), 1 / len(centres), dtype=torch.float64)
-    for _ in range(100_000):
-        slopes = centres @ (goal - p @ centres)
-        target = torch.softmax(strength * ((slopes - slopes.mean()) / slopes.std(unbiased=False)).clamp(-3, 3), 0)
+def best(centres: Tensor, goal: Tensor) -> Tensor:
+    """The mixture of the fixed point, from a uniform prior: the plan by slopes that are known without noise."""
+    n = len(centres)
+    p = torch.full((n,), 1 / n, dtype=torch.float64)
+    for _ in range(1000):
+        end = p @ centres
+        slopes = (_COMMON**2 + (centres - end) @ (goal - end)).clamp(min=0)
+        target = torch.from_numpy(planned(np.full(n, 1e30), 1.0, np.ones(1), slopes.numpy()[None]))
         step = (target - p).abs().sum()
-        p = p + 0.1 * (target - p)
-        if step < 1e-12:
+        p = p + 0.3 * (target - p)
+        if step < 1e-9:
             break
     return p
 
@@ -86,8 +87,7 @@ def quadratic(n: int, dev_sets: int, width: int, noise: float, given: int | None
     goals = 3.0 + 0.5 * torch.randn((dev_sets, width), generator=generator, dtype=torch.float64)
     goal = goals.mean(0)
     names = [f"d{i:05}" for i in range(n)]
-    strength = Anchored().strength
-    answer = best(centres, goal, strength)
+    answer = best(centres, goal)
 
     def gap(p: Tensor) -> float:
         """The dev loss where training with this mixture ends."""
@@ -137,7 +137,7 @@ def quadratic(n: int, dev_sets: int, width: int, noise: float, given: int | None
 
 
 def with_common(centre: Tensor) -> Tensor:
-    return torch.cat([torch.tensor([20.0], dtype=torch.float64), centre])
+    return torch.cat([torch.tensor([_COMMON], dtype=torch.float64), centre])
 
 
 def marks(updates: int) -> list[int]:

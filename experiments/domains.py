@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import multidds
-from multidds import Balancer, Mixture, MixtureSampler, batches_of
+from multidds import Balancer, Mixture, MixtureSampler, Probes, batches_of
 from multidds.mixture import Replay
 from multidds.rewards import Cosine, FromTable, StabilizedCosine
 from multidds.rules import Scorer
@@ -51,7 +51,7 @@ PAPER: dict[str, dict[str, Any]] = {  # the paper's methods and other papers', b
     "doge": {"reward": FromTable(inner_products), "rule": Exponentiated()},
     "odm": {"reward": FromTable(training_losses, sketch=1), "rule": Exp3()},
 }
-OURS = ("anchored", "shuffled")  # the default, and the same with the probes of other datasets
+OURS = ("learned", "shuffled")  # the default, and the same with the probes of other datasets
 METHODS = (*STATIC, "unimax", "planned", *SCHEDULED, *PAPER, *OURS)
 
 
@@ -170,9 +170,9 @@ def schedule(config: Config, sizes: Mapping[str, int]) -> list[tuple[int, dict[s
 
 def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus) -> Balancer:
     """model: where it probes."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {"probes": Probes(average=0)}  # the model is an average already, where one is wanted
     if config.method in PAPER:
-        arguments = {"rule": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
+        arguments |= {"rule": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
     probed = dict(corpus.train)
     if config.method == "shuffled":  # every dataset is rewarded for what another one does
         names = sorted(probed)

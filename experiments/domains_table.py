@@ -9,7 +9,7 @@ from math import nan
 from statistics import mean, stdev
 from typing import Any
 
-LEARNED = ("multidds-s", "multidds", "constant", "doge", "odm", "anchored", "shuffled")
+LEARNED = ("multidds-s", "multidds", "constant", "doge", "odm", "anchored", "learned", "shuffled")
 # Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
 _STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
 

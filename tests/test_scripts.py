@@ -29,7 +29,7 @@ BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
     "benchmarks/train_speed.py": ["--tiny --only joeynmt"],
 }
 EXPERIMENTS = {
-    "experiments/domains.py": ["results --tiny --regime unwanted --method anchored doge odm --seed 1 --steps 8"],
+    "experiments/domains.py": ["results --tiny --regime unwanted --method learned doge odm --seed 1 --steps 8"],
     "experiments/readme_picture.py": ["--folder ."],
     "experiments/results.py": ["--check"],
 }

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from toy_balancers import DEV, MANY, MANY_DEV, NAMES, SIZES, balancer_of, many
 from toys import Everything, batches, dataset, loss, losses, mlp, train_step
 
-from multidds import Balancer, Limits, Mixture, Probes, batches_of, interleave
+from multidds import Balancer, Budget, Limits, Mixture, Probes, batches_of, interleave
 from multidds.mixture import Replay
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine
 from multidds.rules import Evidence, RelevancePlan, Scorer, Training
@@ -106,7 +106,7 @@ def test_many_datasets_in_another_order_give_the_same_mixture(reward):
 
 @DEFAULT_RULE
 def test_the_default_follows_what_its_probes_measure():
-    """The rewards and the relevance of an update are those of the naive reference, and the mixture is the plan by them."""
+    """Rewards and relevance of an update are those of the naive reference, and the mixture is the plan by them."""
     model, train, dev = mlp(), batches(NAMES, 4), batches(DEV, 4, seed=1)
     options = {"every": 1, "steps": 10, "examples_per_step": 30, "probes": Probes(average=0)}
     balancer = Balancer(Mixture.proportional(SIZES), model, loss, train=train, dev=dev, **options)
@@ -279,12 +279,25 @@ def test_the_evidence_of_a_rule_has_what_was_measured(needs_errors, groups):
 @pytest.mark.parametrize("rule", [Scorer(), Scorer.authors(), RelevancePlan(), Winner()])
 @pytest.mark.parametrize("reward", [StabilizedCosine(), MeanSlope(losses)])
 def test_every_rule_learns_from_parts(rule, reward):
-    balancer = many(rule=rule, reward=reward)
+    balancer = many(rule=rule, reward=reward, every=Budget(0.4 if reward.losses is None else 4.0))
     for _ in range(4):
         update = balancer.update()
     assert update.skipped is None
     assert update.learned > 0
     assert math.fsum(update.mixture.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"reward": Cosine(ahead=0.1)}, {"reward": MovingAverage()}, {"probes": Probes(batches=1)}]
+)
+def test_the_default_rule_learns_from_rewards_if_relevance_is_not_measured(options):
+    balancer = balancer_of(rule=RelevancePlan(), **options)
+    for _ in range(4):
+        update = balancer.step()
+    assert update.learned > 0
+    assert update.relevance is None
+    first, *_, last = sorted(NAMES, key=lambda name: update.rewards[name])
+    assert update.mixture[first] / update.prior[first] < update.mixture[last] / update.prior[last]
 
 
 @DEFAULT_RULE
@@ -449,12 +462,11 @@ def test_what_is_not_finite_never_reaches_the_mixture(where, rule, groups):
     assert balancer.step().skipped is None
 
 
-@pytest.mark.parametrize("rule", [Scorer(), RelevancePlan()])
-def test_rewards_too_large_for_any_probabilities_are_skipped(rule):
+def test_rewards_too_large_for_any_probabilities_are_skipped():
     def huge(alignment, weights):
         return torch.tensor([1e308, 1e308, 0.0], dtype=torch.float64)
 
-    balancer = balancer_of(reward=FromTable(huge, sketch=16), rule=rule)
+    balancer = balancer_of(reward=FromTable(huge, sketch=16), rule=Scorer())
     update = balancer.step()
     assert "no finite probabilities" in update.skipped
     assert update.mixture == update.before

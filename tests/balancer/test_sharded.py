@@ -114,14 +114,28 @@ def slopes():
     return results
 
 
-def resumed(folder):
+def shrink(model):
+    """A step of training that is the same on every rank."""
+    with torch.no_grad():
+        for p in model.parameters():
+            local(p).mul_(0.9)
+
+
+AVERAGING = {  # states with tensors: averages of gradients, and of parameters
+    "gradients": {"reward": MovingAverage(), "rule": Scorer(lr=0.1, optimizer=torch.optim.Adam)},
+    "parameters": {"rule": RelevancePlan()},
+}
+
+
+def resumed(folder, kind):
     """The second update of a training: four ranks save after the first, two continue."""
+    options, folder = AVERAGING[kind], folder / kind
     model = network()
-    options = {"reward": MovingAverage(), "rule": Scorer(lr=0.1, optimizer=torch.optim.Adam)}
     balancer = make(model, **options)
     size = dist.get_world_size() if dist.is_initialized() else 1
     if size != 2:
         balancer.step()
+        shrink(model)
     state = balancer.state_dict()
     tensors = state.pop("tensors")
     saved = {"model": model.state_dict(), "balancer": json.dumps(state), "averages": tensors}
@@ -131,7 +145,9 @@ def resumed(folder):
         dcp.load(saved, checkpoint_id=folder / "checkpoint")
         model.load_state_dict(saved["model"])
         balancer.load_state_dict({**json.loads(saved["balancer"]), "tensors": saved["averages"]})
-        other = make(network(), **options)
+        other_model = network()
+        other_model.load_state_dict(saved["model"])
+        other = make(other_model, **options)
         whole = {key: tensor.full_tensor() for key, tensor in saved["averages"].items()}
         other.load_state_dict({**json.loads(saved["balancer"]), "tensors": whole})  # as a whole model has saved them
         other_update = other.step()
@@ -143,9 +159,12 @@ def resumed(folder):
 def all_updates(folder):
     results = []
     for case in CASES:
-        balancer = make(network(), **case)
-        results += [found(balancer.step()) for _ in range(2)]
-    return [results, slopes(), resumed(folder)]
+        model = network()
+        balancer = make(model, **case)
+        for _ in range(2):
+            results.append(found(balancer.step()))
+            shrink(model)
+    return [results, slopes(), *(resumed(folder, kind) for kind in AVERAGING)]
 
 
 # ------------------------------------------------------------------------------------------ checks on every rank
@@ -196,6 +215,12 @@ def check_a_rank_holds_its_shards_only():
     balancer = make(model, reward=MovingAverage())
     balancer.step()
     assert sum(local(t).numel() for t in balancer.state_dict()["tensors"].values()) == len(NAMES) * sum(held)
+    averages = make(model, rule=RelevancePlan()).state_dict()["tensors"]
+    for name, p in model.named_parameters():
+        average = averages.pop(f"averaged.{name}")
+        assert (average.shape, average.placements, average.device_mesh) == (p.shape, p.placements, p.device_mesh)
+        assert torch.equal(local(average), local(p))
+    assert not averages
 
 
 def own_and_all_batches(dtype=torch.float64):

@@ -66,6 +66,27 @@ def test_resume_is_exact(kind, reward):
     assert_resumes_exactly(lambda: training(kind, **options), 14, (3, 8), again=lambda: training(kind, **again))
 
 
+def test_a_step_whose_update_raised_counts_once_in_the_averaged_parameters():
+    averages = []
+    for raises in (False, True):
+        parts, step = training(rule=RelevancePlan(), every=4)
+        for i in range(3):
+            step(i)
+        train_step(parts["model"], 3)
+        if raises:
+            parts["balancer"].priority = lambda losses: 1 / 0
+            with pytest.raises(ZeroDivisionError):
+                parts["balancer"].step()
+            states = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+            parts, _ = training(rule=RelevancePlan(), every=4)
+            for name, part in parts.items():
+                part.load_state_dict(states[name])
+        parts["balancer"].step()
+        averages.append(parts["balancer"].state_dict()["tensors"])
+    assert averages[0]
+    assert_equal(averages[1], averages[0])
+
+
 @pytest.mark.claim(
     "The method",
     "the default rule is the documented formula; noise comes from the halves of a probe; what is cut and "

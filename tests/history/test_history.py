@@ -67,8 +67,11 @@ def test_a_large_table_does_not_stay_in_memory(size, stays):
     zeros = torch.zeros(size, size)
     table = Alignment(names, names, zeros, zeros, zeros[0], {}, {})
     history = []
-    append_update(history, updates(alignment=table)[0])
-    assert (history[0].alignment is table) == stays
+    shares = dict.fromkeys(names, 1 / size)
+    relevance = {name: dict.fromkeys(names, (1.0, 0.1)) for name in names}
+    given = updates(names, alignment=table, weights=shares, relevance=relevance)
+    append_update(history, given[0])
+    assert (history[0].alignment is table) == (history[0].relevance is relevance) == stays
 
 
 # ---------------------------------------------------------------------------------------------------------- files

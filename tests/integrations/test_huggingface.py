@@ -335,7 +335,7 @@ def test_skipped_update_is_a_warning_and_is_logged(tmp_path, caplog):
     trainer.train()
     assert callback.balancer.history[0].skipped
     assert "BalanceCallback: step 2  no update: the gradient" in caplog.text
-    assert mixtures(trainer)[2] == Mixture.proportional(SIZES).probabilities
+    assert mixtures(trainer)[2] == callback.balancer.start
 
 
 @pytest.mark.claim("Hugging Face Trainer", "`datasets.Dataset`, `DatasetDict`")
@@ -745,20 +745,52 @@ def losses_of_examples(model, batch):
     return nn.functional.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
 
 
-@pytest.mark.parametrize("reward", [MovingAverage(), MeanSlope(losses_of_examples)], ids=lambda r: type(r).__name__)
-def test_averages_of_gradients_resume_inexactly(reward, tmp_path):
-    """They are as large as the model, and not in the Trainer's JSON."""
+AVERAGES = {  # which are as large as the model, and in a file of their own beside the Trainer's JSON
+    "parameters": {"rule": RelevancePlan()},
+    "gradients of datasets": {"reward": MovingAverage()},
+    "gradients of dev sets": {"reward": MeanSlope(losses_of_examples)},
+    "both": {"reward": MovingAverage(), "rule": RelevancePlan()},
+}
+
+
+@pytest.mark.claim("Hugging Face Trainer", "exact resume with averages of parameters and gradients, or a warning")
+@pytest.mark.parametrize("what", AVERAGES)
+def test_averages_resume_exactly_and_begin_anew_if_their_file_is_gone(what, tmp_path, caplog):
     settings = {"save_strategy": "steps", "save_steps": 8, "max_steps": 14}
-    made = partial(trainer_of, tmp_path, 6, settings=settings, reward=reward)
-    whole, _ = made()
-    whole.train()
-    checkpoint = str(tmp_path / "checkpoint-8")
-    with pytest.raises(ValueError, match=f"{type(reward).__name__}.* inexact_resume"):
-        made()[0].train(resume_from_checkpoint=checkpoint)
-    resumed, _ = made(inexact_resume=True)
-    resumed.train(resume_from_checkpoint=checkpoint)
-    assert mixtures(resumed).keys() == mixtures(whole).keys() == {6, 12}
-    assert mixtures(resumed)[6] == mixtures(whole)[6]
+    made = partial(trainer_of, tmp_path, 6, settings=settings, **AVERAGES[what])
+    checkpoint = tmp_path / "checkpoint-8"
+    whole, callback = assert_resumes(made, checkpoint)
+    states = [callback.balancer.state_dict()["tensors"]]
+    elsewhere, again = trainer_of(tmp_path / "elsewhere", 6, settings=settings, **AVERAGES[what])
+    elsewhere.train(resume_from_checkpoint=str(checkpoint))
+    states.append(again.balancer.state_dict()["tensors"])
+    assert mixtures(elsewhere) == mixtures(whole)
+    assert states[0]
+    assert_equal(states[1], states[0])
+    assert "anew" not in caplog.text
+    (checkpoint / "multidds.safetensors").rename(tmp_path / "kept")
+    for other in (None, tmp_path / "checkpoint-14" / "multidds.safetensors"):  # none, and one of another state
+        if other is not None:
+            shutil.copy(other, checkpoint)
+        caplog.clear()
+        resumed, _ = made()
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert "multidds.safetensors" in caplog.text
+        assert "anew" in caplog.text
+        assert mixtures(resumed)[6] == mixtures(whole)[6]
+        assert mixtures(resumed)[12] != mixtures(whole)[12]
+
+
+def test_without_averages_no_file_is_written(tmp_path, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 8, "max_steps": 14}
+    for average, is_there in ((0, False), (3, True)):
+        rule = {"rule": RelevancePlan(), "probes": Probes(average=average)}
+        assert_resumes(
+            partial(trainer_of, tmp_path / str(average), 6, settings=settings, **rule),
+            tmp_path / str(average) / "checkpoint-8",
+        )
+        assert (tmp_path / str(average) / "checkpoint-8" / "multidds.safetensors").exists() == is_there
+    assert "anew" not in caplog.text
 
 
 def static(folder, data=None, **settings):

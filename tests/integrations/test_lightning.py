@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from assertions import assert_ranks_equal_one_process
+from assertions import assert_equal, assert_ranks_equal_one_process
 from lightning.pytorch import LightningDataModule, seed_everything
 from lightning.pytorch.callbacks import BackboneFinetuning, Callback, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -26,7 +26,7 @@ from toys import dataset
 from multidds import Balancer, Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.integrations.lightning import BalanceCallback, mixed_loader
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage
-from multidds.rules import Anchored, Scorer
+from multidds.rules import RelevancePlan, Scorer
 
 pytestmark = QUIET
 
@@ -234,6 +234,21 @@ def test_resume_is_exact(what, tmp_path):
     assert 0 < len(again) < len(batches)
     assert again == batches[-len(again) :]
     assert resumed == whole
+
+
+@pytest.mark.claim("Lightning", "exact resume with averages of parameters and gradients")
+@pytest.mark.parametrize("options", [{"rule": RelevancePlan()}, {"rule": RelevancePlan(), "reward": MovingAverage()}])
+def test_averages_resume_exactly(options, tmp_path):
+    def run(ckpt_path=None):
+        loader, callback = loader_and_callback(callback=options)
+        module = net(dropout=0.3, kind=Scheduled)
+        saver = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=7)
+        trainer(tmp_path, saver, callback, max_steps=20).fit(module, loader, ckpt_path=ckpt_path)
+        return [*result(module, callback, loader)[:-1], callback.balancer.state_dict()["tensors"]]
+
+    whole = run()
+    assert any(key.startswith("averaged.") for key in whole[-1])
+    assert_equal(run(tmp_path / "step=7.ckpt"), whole)
 
 
 @pytest.mark.claim("Lightning", "a second `fit` continues")
@@ -519,7 +534,7 @@ def test_loader_that_is_reloaded_continues_the_draws(tmp_path):
 def test_second_fit_with_a_datamodule_continues_the_draws(tmp_path):
     def run(*ends):
         data, module = Data(), net(kind=Stateless)
-        callback = BalanceCallback(data.mixture, DEV, 3)
+        callback = BalanceCallback(data.mixture, DEV, 3, rule=RelevancePlan(plan=False))  # which does not know the end
         for end in ends:
             trainer(tmp_path, callback, max_steps=end).fit(module, data)
         return module.batches, data.mixture.probabilities, [p.tolist() for p in module.parameters()]
@@ -563,7 +578,7 @@ def test_datasets_of_the_loader_can_be_probed_in_mixed_batches(tmp_path):
     def each_loss(module, batch):
         return nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
 
-    loader, callback = loader_and_callback(callback={"reward": MeanSlope(each_loss), "rule": Anchored()})
+    loader, callback = loader_and_callback(callback={"reward": MeanSlope(each_loss), "rule": RelevancePlan()})
     trainer(tmp_path, callback, max_steps=3).fit(net(), loader)
     assert callback.balancer.history[-1].rewards.keys() == SIZES.keys()
 
@@ -693,18 +708,20 @@ class Sharded(Net):
         fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
 
-def fitted(folder, ckpt_path=None, kind=Net, dropout=0.0, noise=0, **options):
+def fitted(folder, ckpt_path=None, kind=Net, dropout=0.0, noise=0, settings=None, **options):
     processes = dist.get_world_size() if dist.is_initialized() else 1
     probes = Probes(batches=2, count="in all")
-    loader, callback = loader_and_callback(4 // processes, callback={"probes": probes})
+    loader, callback = loader_and_callback(4 // processes, callback={"probes": probes} | (settings or {}))
     module = net(dropout, kind)
     torch.manual_seed(noise)
     saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=7)
     trainer(folder, callback, saver, max_epochs=2, **options).fit(module, loader, ckpt_path=ckpt_path)
     assert all(isinstance(p, DTensor) for p in module.parameters()) == (kind is Sharded)
     parameters = [(p.full_tensor() if kind is Sharded else p).tolist() for p in module.parameters()]
+    averages = callback.balancer.state_dict()["tensors"]
+    assert not averages or kind is not Sharded  # whose averages Lightning would save of one rank only
     state = loader.state_dict()
-    return [parameters, callback.mixture.probabilities, state["counts"], state["position"]]
+    return [parameters, callback.mixture.probabilities, state["counts"], state["position"], averages]
 
 
 def fitted_on_ranks(folder):
@@ -719,14 +736,23 @@ def fitted_on_ranks(folder):
 
 
 def resumed_on_ranks(folder):
-    ddp = {"devices": 2, "strategy": "ddp", "dropout": 0.3}  # other random numbers on each rank, and after the resume
+    default = {"rule": RelevancePlan()}
+    ddp = {
+        "devices": 2,
+        "strategy": "ddp",
+        "dropout": 0.3,
+        "settings": default,
+    }  # other random numbers on each rank, and after the resume
     whole = fitted(folder / "dropout", noise=100 + dist.get_rank(), **ddp)
-    assert fitted(folder / "again", folder / "dropout" / "step=7.ckpt", noise=200 + dist.get_rank(), **ddp) == whole
+    again = fitted(folder / "again", folder / "dropout" / "step=7.ckpt", noise=200 + dist.get_rank(), **ddp)
+    assert_equal(again, whole)
+    assert whole[-1]
+    options = {"kind": Sharded, "devices": 2, "settings": default}
     sharded = [
-        fitted(folder / name, ckpt_path, kind=Sharded, devices=2, strategy=ModelParallelStrategy(2, 1))
+        fitted(folder / name, ckpt_path, strategy=ModelParallelStrategy(2, 1), **options)
         for name, ckpt_path in (("sharded", None), ("sharded again", folder / "sharded" / "step=7.ckpt"))
     ]
-    assert sharded[0] == sharded[1]
+    assert_equal(sharded[0], sharded[1])
 
 
 def probes_divided_on_ranks(folder):

@@ -12,8 +12,6 @@ import pytest
 import readme_picture
 from conftest import ROOT
 
-from multidds.rules import Anchored, Evidence
-
 pytestmark = [
     pytest.mark.nightly(part="results"),
     pytest.mark.claim("The method", "the page of results is what the files of the runs say"),
@@ -122,23 +120,6 @@ def test_a_file_of_results_is_whole_and_has_no_paths(path):
         for name, sentences in run["sentences"].items():
             assert bleu_counts.bleu_of_counts(sentences) == pytest.approx(run["test"][name]["bleu"], abs=1e-3)
             assert len(sentences) == run["test"][name]["sentences"]
-
-
-LEARNED = [path for path in FILES if path.name.split(".")[1] == "anchored"]
-
-
-@pytest.mark.parametrize("path", LEARNED, ids=lambda path: path.stem)
-def test_recorded_mixtures_are_those_of_the_rule_as_it_is_now(path):
-    """Rewards and noise of the run, through the rule of today: what is left is the anchor, the same at every update."""
-    updates = json.loads(path.read_text())["updates"]
-    uniform = dict.fromkeys(updates[0]["mixture"], 1 / len(updates[0]["mixture"]))
-    rule, anchors = Anchored().start(uniform), []
-    for update in updates:
-        tilted = rule.step(Evidence(update["rewards"], update["noise"]), plan=uniform)
-        left = [update["mixture"][name] / p for name, p in tilted.items()]
-        anchors.append([x / sum(left) for x in left])
-    for anchor in anchors[1:]:
-        assert anchor == pytest.approx(anchors[0], rel=1e-3)
 
 
 def test_counts_of_sentences_give_the_bleu_of_sacrebleu():

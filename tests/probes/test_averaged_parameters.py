@@ -22,7 +22,8 @@ def test_it_is_the_mean_of_the_first_steps_and_then_an_exponential_one():
             average = averaged(model)
             expected = 0.0
             continue
-        average.update()
+        average.update(step)
+        average.update(step)  # again, which counts once
         share = max(1 / 4, 1 / (step + 1))
         expected += share * (step - expected)
     with average.applied():
@@ -63,5 +64,5 @@ def test_a_state_of_other_parameters_is_refused_and_changes_nothing():
     one, other = averaged(mlp()), averaged(mlp(width=7))
     before = {key: value.clone() for key, value in one.tensors().items()}
     with pytest.raises(ValueError, match="does not fit"):
-        one.load(3, other.tensors())
+        one.load_state_dict({"updates": 3, "last": 3}, other.tensors())
     assert all(torch.equal(value, one.tensors()[key]) for key, value in before.items())

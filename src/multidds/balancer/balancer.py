@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AVERAGE = 40  # steps over which parameters are averaged for probes of the default rule
+_ROUNDING = 1e-12  # total variation between two mixtures that count as one
 _NEVER = 2**62  # steps until the next update of a frozen balancer
 _log = logging.getLogger("multidds")
 
@@ -86,6 +87,7 @@ class Balancer:
         probes: Probes = Probes(),
         seed: int = 0,
     ) -> None:
+        # long: fifteen arguments, and the parts that are made of them in order.
         check_data(mixture, train, dev)
         check_settings(loss, every, steps, examples_per_step, reward, rule, seed)
         members = check_groups(mixture.names, groups)
@@ -117,12 +119,12 @@ class Balancer:
         self._drawn_steps = 0  # optimizer steps in them
         self._prior = mixture.probabilities
         self._rule = self._start_rule(rule, draws, members)
-        self._plan = self._rule.mixture
-        if self._plan != self._prior:
-            mixture.move(self._limits.applied(self._plan, step=0))
-            self._plan = mixture.probabilities
+        if _distance(plan := self._rule.mixture, self._prior) > _ROUNDING:
+            mixture.move(self._limits.applied(plan, step=0))
+        self._plan = mixture.probabilities
         self._memory: RewardMemory | None = None
-        if groups is not None or part is not None or len(train) * len(dev) > MAX_PAIRS:
+        by_rewards = rule.needs_errors and not measurement.measures_relevance
+        if groups is not None or part is not None or by_rewards or len(train) * len(dev) > MAX_PAIRS:
             self._memory = RewardMemory(numbered([members.get(name) for name in sorted(mixture.names)]))
         self._steps = 0
         self._frozen = False
@@ -189,7 +191,7 @@ class Balancer:
         """
         self._limits.count(self._steps + 1, self.mixture)
         if self._prober.averaged is not None:
-            self._prober.averaged.update()
+            self._prober.averaged.update(self._steps + 1)
         update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
         self._steps += 1
         return update
@@ -355,7 +357,7 @@ class Balancer:
             "limits": self._limits.state_dict(),
             "memory": None if self._memory is None else self._memory.state_dict(),
             "drawn": {"steps": self._drawn_steps, "shares": dict(self._drawn)},
-            "averaged": 0 if self._prober.averaged is None else self._prober.averaged.updates,
+            "averaged": None if self._prober.averaged is None else self._prober.averaged.state_dict(),
             "estimator": self._estimator.state_dict(),
             "tensors": {**self._estimator.tensors(), **averaged},
         }
@@ -387,7 +389,7 @@ class Balancer:
         averaged = copy.copy(self._prober.averaged)
         tensors = {key: value for key, value in state["tensors"].items() if not key.startswith("averaged.")}
         if averaged is not None and len(tensors) < len(state["tensors"]):
-            averaged.load(state["averaged"], state["tensors"])
+            averaged.load_state_dict(state["averaged"], state["tensors"])
         self._estimator.load_state_dict(state["estimator"], tensors)
         self.mixture.load_state_dict(state["mixture"])
         self._rule, self._limits, self._memory = rule, limits, memory

@@ -35,6 +35,7 @@ class Update:
     unlearned: the total variation between the plan and the prior.
     before: {dataset: probability} before the update.
     prior: {dataset: probability} that the training was given.
+    relevance: {dev set: {dataset: (relevance, standard error)}} by all evidence so far; None if it is not estimated.
 
     As a string it is one line, such as `step 500  python 80→67%  markdown 16→25%`.
     """

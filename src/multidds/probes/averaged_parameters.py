@@ -28,7 +28,8 @@ class AveragedParameters:
         self._names = list(names)
         self._layout = layout
         self._steps = steps
-        self.updates = 0
+        self._updates = 0
+        self._last = 0  # the step that was added last
         self._averages = [p.detach().to(wide(p.dtype), copy=True) for p in self._local()]
 
     def _local(self) -> list[Tensor]:
@@ -36,10 +37,13 @@ class AveragedParameters:
         return [self._layout.local(p.data).data for p in self._params]
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Adds the parameters of a step: a plain mean of the first steps, then an exponential one."""
-        self.updates += 1
-        share = max(1 / self._steps, 1 / (self.updates + 1))
+    def update(self, step: int) -> None:
+        """Adds the parameters of a step, once: a plain mean of the first steps, then an exponential one."""
+        if step == self._last:  # an update of the mixture has raised, and is made again
+            return
+        self._updates += 1
+        self._last = step
+        share = max(1 / self._steps, 1 / (self._updates + 1))
         current = [
             p if p.dtype == a.dtype else p.to(a.dtype) for p, a in zip(self._local(), self._averages, strict=True)
         ]
@@ -67,7 +71,11 @@ class AveragedParameters:
             for i, (name, average) in enumerate(zip(self._names, self._averages, strict=True))
         }
 
-    def load(self, updates: int, tensors: Mapping[str, Tensor]) -> None:
+    def state_dict(self) -> dict[str, int]:
+        """Returns plain values; `tensors` has the rest."""
+        return {"updates": self._updates, "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
         """Continues from the averages of a state; other parameters are an error that changes nothing."""
         averages = []
         for i, (name, p) in enumerate(zip(self._names, self._params, strict=True)):
@@ -75,4 +83,4 @@ class AveragedParameters:
             if tensor is None or tensor.shape != p.shape:
                 raise ValueError(f"Balancer: the averaged parameters of the state are others: {name!r} does not fit.")
             averages.append(self._layout.local_slice(i, tensor).to(p.device, wide(p.dtype), copy=True))
-        self._averages, self.updates = averages, updates
+        self._averages, self._updates, self._last = averages, int(state["updates"]), int(state["last"])

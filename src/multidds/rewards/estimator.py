@@ -24,6 +24,10 @@ from .rotation import Rotation
 class Measurement(Protocol):
     """One way to measure the rewards of the sets of a round."""
 
+    @property
+    def measures_relevance(self) -> bool:
+        """Whether estimates have a relevance for each pair of a dev set and a dataset."""
+
     def begin(self) -> int:
         """Adapts to the ranks that there are now; returns the probe batches of a set, over all ranks."""
 

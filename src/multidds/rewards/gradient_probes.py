@@ -73,6 +73,11 @@ class GradientProbes:
         self._halves_sketcher = Sketcher(buckets) if errors and plain and compared > 1 else None
         self._averages = self._new_averages()
 
+    @property
+    def measures_relevance(self) -> bool:
+        """Whether the halves of a probe are compared."""
+        return self._halves_sketcher is not None
+
     def begin(self) -> int:
         """Counts the ranks; returns the probe batches of each set over all of them."""
         size = self._prober.replicas.size

@@ -65,6 +65,10 @@ class MixedBatches:
         self.begin()
         self.refresh_parameters()
 
+    @property
+    def measures_relevance(self) -> bool:
+        return False
+
     def begin(self) -> int:
         size = self._prober.replicas.size
         self._batches = {role: batches * size for role, batches in self._per_rank.items()}

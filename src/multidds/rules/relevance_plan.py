@@ -45,6 +45,7 @@ class RelevancePlan:
             raise ValueError(f"RelevancePlan: repetition must be positive, but it is {self.repetition}.")
 
     def start(self, training: Training) -> "PlanState":
+        """Returns the state for one training."""
         return PlanState(training if self.plan else replace(training, sizes=None), self.repetition)
 
 
@@ -73,7 +74,7 @@ class PlanState:
             if self._planned:
                 prior = relevance_by_names(self._names, self._dev_names, training.groups)
             self._memory = RelevanceMemory(self._names, self._dev_names, prior)
-        self._factors = np.ones(len(self._names))  # of datasets, if relevance is kept per dataset
+        self._factors = np.ones(len(self._names))  # of datasets, if relevance is measured or kept per dataset
         self._updates = 0
 
     @property
@@ -81,7 +82,7 @@ class PlanState:
         """The share of the plan's relevance that is measured, 0 to 1; NaN before the first update."""
         if not self._updates:
             return math.nan
-        return 1.0 if self._memory is None else self._memory.measured(self._weights)
+        return 1.0 if self._memory is None or self._per_dataset else self._memory.measured(self._weights)
 
     @property
     def mixture(self) -> dict[str, float]:
@@ -95,7 +96,7 @@ class PlanState:
 
     def _matrix(self, counted: Any) -> Any:
         if self._memory is not None:
-            return self._memory.posterior()[0][counted] * self._scale
+            return self._memory.posterior()[0][counted] * self._factors * self._scale
         places = {name: i for i, name in enumerate(self._names)}
         own = np.array([places.get(name, -1) for name in self._dev_names])[counted]
         return NamedRelevance(own, OTHERS if self._planned else 1.0, self._factors * self._scale)
@@ -107,16 +108,20 @@ class PlanState:
         self._weights = np.array([evidence.weights[name] for name in self._dev_names])
         if self._memory is not None and evidence.relevance is not None:
             self._memory.add(evidence.relevance)
-        elif self._memory is None:
+        else:
             rewards = np.maximum([evidence.rewards[name] for name in self._names], 0.0)
             self._factors = rewards / rewards.max() if rewards.max() > 0 else np.ones(len(self._names))
         self._repetition.add(evidence.train_losses, evidence.dev_losses, evidence.passes)
         self._updates += 1
         return self.mixture
 
+    @property
+    def _per_dataset(self) -> bool:
+        return self._memory is None or bool((self._factors != 1).any())
+
     def relevance(self) -> Relevance | None:
-        """Returns {dev set: {dataset: (relevance, standard error)}}; None if it is kept per dataset."""
-        if self._memory is None:
+        """Returns {dev set: {dataset: (relevance, standard error)}}; None if it is known per dataset only."""
+        if self._memory is None or self._per_dataset:
             return None
         values, errors = (each.tolist() for each in self._memory.posterior())
         return {

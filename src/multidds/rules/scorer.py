@@ -58,7 +58,7 @@ class Scorer:
         return False
 
     def start(self, training: Training) -> "Logits":
-        """Returns the state of one learned mixture, at the log of its prior."""
+        """Returns the state for one training, at the log of the prior."""
         return Logits(self, training.prior)
 
 

@@ -76,7 +76,7 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
     [
         (["train.max_step=5"], "[train] has no key 'max_step'. Did you mean 'max_steps'?"),
         (["trian.lr=5"], "has no section 'trian'. Did you mean 'train'?"),
-        (["mixture.schedule=cooldown"], "[mixture] a schedule needs method = 'static', but it is 'anchored'."),
+        (["mixture.schedule=cooldown"], "[mixture] a schedule needs method = 'static', but it is 'learned'."),
         (["mixture.scorer.lrr=5"], "[mixture.scorer] has no key 'lrr'. Did you mean 'lr'?"),
         (["train.lr=fast"], "[train] lr: input should be a valid number"),
         (["train.max_epochs=1.5"], "[train] max_epochs: input should be a valid integer"),
@@ -86,7 +86,7 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
         (["model.heads=3"], "width must be even and a multiple of heads, but it is 512 with 3 heads"),
         (
             ["mixture.method=multidds2"],
-            "[mixture] method: input should be 'static', 'anchored', 'shuffled', 'multidds', ",
+            "[mixture] method: input should be 'static', 'learned', 'shuffled', 'multidds', ",
         ),
         (
             ["mixture.priority=lwo"],

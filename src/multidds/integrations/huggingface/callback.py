@@ -9,6 +9,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -190,7 +191,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
         inexact = None if self._inexact_resume else self._inexact or saved.get("inexact")
         refusals.check_resuming(saved, args, state.global_step, self._step, inexact)
-        balancer.load_state_dict(with_tensors(saved["balancer"], balancer, checkpoint_of(args, state)))
+        # The Trainer does not say from where it resumes: from here, or from where the checkpoint was written.
+        folders = [checkpoint_of(args, state), Path(saved["folder"])]
+        balancer.load_state_dict(with_tensors(saved["balancer"], balancer, folders))
         self._mixed.load_state_dict(saved["dataset"])
         self._resumed_at = state.global_step
 
@@ -207,7 +210,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Writes the averages, which do not fit into JSON, beside the checkpoint."""
         if self.balancer is not None:
-            write_tensors(self.balancer, checkpoint_of(args, state), first=state.is_world_process_zero)
+            write_tensors(self.balancer, checkpoint_of(args, state), first=args.should_save)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Collects the losses of a full evaluation, which rank the dev sets for low and high; one call per dev set."""
@@ -232,5 +235,6 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             "position": self._mixed.position,
             "dataset": self._mixed.state_dict(),
             "balancer": {**self.balancer.state_dict(), "tensors": {}},  # which `on_save` writes
+            "folder": str(checkpoint_of(self._trainer.args, self._trainer.state)),
         }
         return {"args": {}, "attributes": attributes}

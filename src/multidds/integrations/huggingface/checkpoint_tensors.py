@@ -1,6 +1,12 @@
-"""The tensors of a balancer, averages of parameters and of gradients, as a file beside a Trainer's checkpoint."""
+"""The tensors of a balancer, averages of parameters and of gradients, as a file beside a Trainer's checkpoint.
 
+The file carries the digest of the state that it belongs to: a file of another training is not taken for it.
+"""
+
+import hashlib
+import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +18,45 @@ _log = logging.getLogger("multidds")
 
 def checkpoint_of(args: Any, state: Any) -> Path:
     """Returns the folder that the Trainer gives the checkpoint of this step."""
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    return Path(args.output_dir).absolute() / f"checkpoint-{state.global_step}"
 
 
 def write_tensors(balancer: Balancer, checkpoint: Path, first: bool) -> None:
     """Writes the tensors, if there are any. first: whether this process is the one that writes; all gather shards."""
-    tensors = balancer.state_dict()["tensors"]
-    whole = {key: t.full_tensor() if hasattr(t, "full_tensor") else t for key, t in tensors.items()}
-    if whole and first and checkpoint.is_dir():
+    state = balancer.state_dict()
+    whole = {}
+    for key, tensor in state["tensors"].items():
+        gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if first:
+            whole[key] = gathered.cpu().contiguous()
+    if whole and checkpoint.is_dir():
         from safetensors.torch import save_file
 
-        save_file({key: tensor.contiguous() for key, tensor in whole.items()}, checkpoint / FILE)
+        save_file(whole, checkpoint / FILE, {"state": _digest(state)})
 
 
-def with_tensors(state: dict[str, Any], balancer: Balancer, checkpoint: Path) -> dict[str, Any]:
-    """Returns a state with its tensors; without a file, averages begin anew, and a warning says so."""
+def with_tensors(state: dict[str, Any], balancer: Balancer, folders: list[Path]) -> dict[str, Any]:
+    """Returns a state with its tensors; without a file, averages begin anew, and a warning says so.
+
+    folders: where the file may be.
+    """
+    from safetensors import safe_open
+
+    digest = _digest(state)
+    for file in (folder / FILE for folder in folders):
+        if file.is_file():
+            with safe_open(file, framework="pt") as opened:
+                if (opened.metadata() or {}).get("state") == digest:
+                    return {**state, "tensors": {key: opened.get_tensor(key) for key in opened.keys()}}  # noqa: SIM118
     fresh = balancer.state_dict()
-    if not fresh["tensors"]:
-        return {**state, "tensors": {}}
-    if (checkpoint / FILE).is_file():
-        from safetensors.torch import load_file
+    measurement, averaged = fresh["estimator"]["measurement"], fresh["averaged"]
+    if state["averaged"] is not None or state["estimator"]["measurement"] != measurement:
+        _log.warning("BalanceCallback: there is no %s of this checkpoint: averages begin anew.", folders[0] / FILE)
+    estimator = {**state["estimator"], "measurement": measurement}
+    return {**state, "estimator": estimator, "averaged": averaged, "tensors": fresh["tensors"]}
 
-        return {**state, "tensors": load_file(checkpoint / FILE)}
-    _log.warning("BalanceCallback: there is no %s: averages begin anew.", checkpoint / FILE)
-    estimator = {**state["estimator"], "measurement": fresh["estimator"]["measurement"]}
-    return {**state, "estimator": estimator, "averaged": fresh["averaged"], "tensors": fresh["tensors"]}
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """Returns the digest of a state without its tensors; the same after it was saved as JSON."""
+    plain = json.dumps({key: value for key, value in state.items() if key != "tensors"}, sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()

@@ -7,6 +7,7 @@ both into Lightning's checkpoints. `probes.py` has the loss and the batches of p
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -119,6 +120,11 @@ class BalanceCallback(Callback):
         train = sources_of(lambda: self._loader, self.mixture.names, batch_size)
         steps = trainer.estimated_stepping_batches
         self.mixture.sizes = {name: len(dataset) for name, dataset in loader.train_sets.items()}
+        arguments, probes, rule = dict(self._arguments), self._arguments["probes"], self._arguments["rule"]
+        averages = rule.needs_errors if probes.average is None else probes.average > 0
+        if averages and refusals.keeps_one_rank(trainer):
+            _log.info("BalanceCallback: probes are at the parameters: Lightning would save averages of one rank only.")
+            arguments["probes"] = replace(probes, average=0)
         return Balancer(
             self.mixture,
             module,
@@ -127,7 +133,7 @@ class BalanceCallback(Callback):
             dev=sources(self._dev, batch_size, loader.collate_fn),
             steps=int(steps) if math.isfinite(steps) and steps > 0 else None,
             examples_per_step=loader.examples_of(trainer.accumulate_grad_batches),
-            **self._arguments,
+            **arguments,
         )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -61,9 +61,14 @@ def _of_strategy(trainer: Trainer, reward: Reward) -> Iterator[Refusal]:
         "or a mixture that was learned before (Replay).",
     )
     yield (
-        "ModelParallelStrategy" in kinds and averages_gradients(reward),
+        keeps_one_rank(trainer) and averages_gradients(reward),
         f"{type(reward).__name__} averages gradients in shards, but Lightning saves those of one rank; choose another.",
     )
+
+
+def keeps_one_rank(trainer: Trainer) -> bool:
+    """Returns whether a model is in shards, of which Lightning's checkpoints keep those of one rank in callbacks."""
+    return "ModelParallelStrategy" in {base.__name__ for base in type(trainer.strategy).__mro__}
 
 
 def checked_loader(loader: object, mixture: Mixture) -> MixedLoader:

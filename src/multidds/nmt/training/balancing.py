@@ -40,25 +40,12 @@ def make_balancer(
     settings = config.mixture
     if settings.method == "static":
         return None
-    batches, tokens = probe_shape(settings)
-    average = (
-        0 if config.train.average else None
-    )  # probes are taken at the averaged weights of training, if there are any
-    # All processes draw the same, and the loss is local.
-    probes = Probes(batches=batches, count="in all", split_work=True, average=average)
-    pace: dict[str, Any] = {"every": settings.every}
-    if settings.prior == "planned":
-        steps = max(1, round(planned_steps(config, train)))
-        pace |= {"steps": steps, "examples_per_step": planned_sentences(config, train) / steps}
     reward = _reward(settings)
+    _, tokens = probe_shape(settings)
     size = 0  # sentences of a probe batch that mixes language pairs
-    if in_parts(config):
-        probes = Probes(average=average)
-        budget = Budget(share=part_budget(settings, config.train.tokens / Processes().size))
-        pace = {"steps": UPDATES * settings.every, "every": budget}
-        if settings.method in DEFAULT:
-            reward = MeanSlope(sentence_losses(config))
-            size, tokens = sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
+    if in_parts(config) and settings.method in DEFAULT:
+        reward = MeanSlope(sentence_losses(config))
+        size, tokens = sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
 
     def source(data: Sentences) -> Any:
         return MixedSentences(data, tokens, size) if size else probe_batches(data, tokens)
@@ -70,15 +57,30 @@ def make_balancer(
             loss,
             train={name: source(train[other]) for name, other in _probed(config).items()},
             dev={name: source(data) for name, data in dev.items()},
-            **pace,
+            **_pace(config, train),
             reward=reward,
-            rule=_rule(settings),
+            rule=_rule(config),
             priority=priority,
-            probes=probes,
             seed=config.train.seed,
         )
     except ValueError as error:
         raise UserError(f"[mixture] {error}") from None
+
+
+def _pace(config: Config, train: Mapping[str, Sentences]) -> dict[str, Any]:
+    """Returns the arguments of the balancer for its pace and its probes."""
+    settings = config.mixture
+    average = 0 if config.train.average else None  # probes are at the averaged weights of training, if there are any
+    if in_parts(config):
+        budget = Budget(share=part_budget(settings, config.train.tokens / Processes().size))
+        return {"steps": UPDATES * settings.every, "every": budget, "probes": Probes(average=average)}
+    # All processes draw the same, and the loss is local.
+    probes = Probes(batches=probe_shape(settings)[0], count="in all", split_work=True, average=average)
+    if settings.prior != "planned":
+        return {"every": settings.every, "probes": probes}
+    steps = max(1, round(planned_steps(config, train)))
+    sentences = planned_sentences(config, train)
+    return {"every": settings.every, "steps": steps, "examples_per_step": sentences / steps, "probes": probes}
 
 
 def _probed(config: Config) -> dict[str, str]:
@@ -97,9 +99,11 @@ def _reward(settings: MixtureSettings) -> Reward:
     return Cosine(**options) if settings.method == "multidds" else StabilizedCosine(**options)
 
 
-def _rule(settings: MixtureSettings) -> Scorer | RelevancePlan:
+def _rule(config: Config) -> Scorer | RelevancePlan:
+    settings = config.mixture
     if settings.method in DEFAULT:
-        return RelevancePlan(repetition=REPETITION)
+        # The mixture that an earlier run has learned is kept at the start.
+        return RelevancePlan(plan=not config.train.start_from, repetition=REPETITION)
     optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     scorer = settings.scorer
     return Scorer(
