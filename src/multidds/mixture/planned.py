@@ -1,4 +1,4 @@
-"""The best shares for a training of a given length, from the sizes of the datasets and the weights of the dev sets.
+"""The best shares for a training of a given length, from sizes of datasets and weights of dev sets.
 
 Repeated data are worth less each time: after U new examples, R further passes are worth U * R* (1 - e^(-R / R*)) new
 ones, with R* about 15 (Muennighoff et al. 2023). A dev set is served by the dataset of its name and, much less, by all
@@ -83,7 +83,7 @@ def _vectors(sizes: Mapping[str, float], weights: Mapping[str, float]) -> tuple[
 
 
 def _marginals(drawn: Any, size: Any, own: Any, others: float, transfer: float, worth: float) -> tuple[Any, Any]:
-    """Returns the log worth of one draw more [n], and how steeply it falls with the logarithm of the draws [n].
+    """Returns the log worth of one draw more [n], and how steeply it falls with log draws [n].
 
     Dev sets without a dataset of their own are served by everything alike.
     """
