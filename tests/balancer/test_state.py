@@ -2,21 +2,18 @@
 
 import copy
 import json
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 from assertions import assert_equal, assert_resumes_exactly
-from conftest import ROOT
+from ranks import run_on_ranks
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from toy_balancers import DEV, MANY, NAMES, SIZES, balancer_of, many
-from toys import batches, dataset, loss, losses, mlp, train_step
+from toys import Places, batches, dataset, loss, losses, mlp, train_step
 
-from multidds import Limits, Mixture, Probes, batches_of
+from multidds import Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.rewards import Cosine, MeanSlope, MovingAverage, StabilizedCosine
 from multidds.rules import Anchored, Scorer
 
@@ -24,6 +21,7 @@ KINDS = {
     "function": lambda d: batches_of(d, 4),
     "loader": lambda d: DataLoader(d, batch_size=4, shuffle=True),
     "stateful": lambda d: StatefulDataLoader(d, batch_size=4, shuffle=True),
+    "iterator": lambda d: Places(),
     "list": lambda d: list(DataLoader(d, batch_size=4)),
 }
 FOUND = ("step", "mixture", "rewards", "noise", "weights", "dev_losses", "probed", "learned", "skipped")
@@ -66,22 +64,14 @@ def test_resume_is_exact(kind, reward):
     assert_resumes_exactly(lambda: training(kind, **options), 14, (3, 8), again=lambda: training(kind, **again))
 
 
-@pytest.mark.claim(
-    "The method",
-    "the default rule is the documented formula; noise comes from the halves of a probe; what is cut and "
-    "what is not; resume; limits; pace",
-)
+@pytest.mark.claim("The method", "the default rule is its formula; noise by halves of probes; cuts, limits, pace")
 def test_resume_of_the_default_rule_with_plan_limits_and_groups_is_exact():
     length = {"steps": 40, "examples_per_step": 5, "limits": Limits(max_passes=5.0)}
     options = {"rule": Anchored(), "groups": {"a": "g", "b": "g"}, **length}
     assert_resumes_exactly(lambda: training(**options), 12, (5,), again=lambda: training(**options, seed=9))
 
 
-@pytest.mark.claim(
-    "The method",
-    "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
-    "places of the points; order; mid-rotation resume; two processes",
-)
+@pytest.mark.claim("The method", "updates that probe a part: unbiased, every set in time; order, resume, ranks")
 @pytest.mark.parametrize(
     "options", [{}, {"reward": MeanSlope(losses)}, {"groups": {"d00": "g", "d01": "g"}}, {"priority": "low"}]
 )
@@ -93,43 +83,39 @@ def test_resume_in_the_middle_of_a_rotation_is_exact(options):
     assert_resumes_exactly(make, 5, stops=(2,), again=lambda: make(seed=5), as_json=True)
 
 
+def trained(first, last, file):
+    """Trains from the step `first` to the step `last` and saves; everything is loaded if `first` is not 0."""
+    torch.manual_seed(0)
+    sizes = {"a": 15, "b": 40, "c": 8}
+    data = {name: dataset(size, seed=size) for name, size in sizes.items()}
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    mixture = Mixture.proportional(sizes)
+    sampler = MixtureSampler(sizes, mixture, batch_size=6, seed=3)
+    loaders = {name: DataLoader(d, batch_size=5, shuffle=True) for name, d in data.items()}
+    balancer = balancer_of(model, loaders, loaders, mixture, rule=Anchored(), every=3, seed=4)
+    parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "balancer": balancer}
+    saved = torch.load(file, weights_only=True) if first else {}
+    for name, part in parts.items() if first else ():
+        part.load_state_dict(saved[name])
+    drawn = iter(DataLoader(ConcatDataset(data.values()), batch_sampler=sampler))
+    if first:  # behind iter(): it draws a seed for workers
+        torch.set_rng_state(saved["random"])
+    for _ in range(first, last):
+        loss(model, next(drawn)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        balancer.step()
+    saved = {name: part.state_dict() for name, part in parts.items()}
+    torch.save({**saved, "random": torch.get_rng_state()}, file)
+
+
 @pytest.mark.claim("The method", "resume is exact, also in a new process")
 @pytest.mark.slow
 def test_ten_steps_and_ten_in_a_new_process_equal_twenty(tmp_path):
-    script = textwrap.dedent("""
-        import sys, torch
-        from torch import nn
-        from torch.utils.data import DataLoader
-        from multidds import Balancer, Mixture, MixtureSampler
-        from toys import dataset, loss
-        torch.set_num_threads(1)
-        first, last, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-        torch.manual_seed(0)
-        sizes = {"a": 15, "b": 40, "c": 8}
-        data = {name: dataset(size, seed=size) for name, size in sizes.items()}
-        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3)).double()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        mixture = Mixture.proportional(sizes)
-        sampler = MixtureSampler(sizes, mixture, batch_size=6, seed=3)
-        loaders = {name: DataLoader(d, batch_size=5, shuffle=True) for name, d in data.items()}
-        balancer = Balancer(mixture, model, loss, train=loaders, dev=loaders, every=3, seed=4)
-        parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "balancer": balancer}
-        if first:
-            saved = torch.load(file, weights_only=True)
-            for name, part in parts.items():
-                part.load_state_dict(saved[name])
-        batches = iter(DataLoader(torch.utils.data.ConcatDataset(data.values()), batch_sampler=sampler))
-        if first:  # behind iter(): it draws a seed for workers
-            torch.set_rng_state(saved["random"])
-        for step in range(first, last):
-            loss(model, next(batches)).backward()
-            optimizer.step(); optimizer.zero_grad(); balancer.step()
-        saved = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**saved, "random": torch.get_rng_state()}, file)
-    """)
-    for first, last, file in ((0, 20, "whole"), (0, 10, "halves"), (10, 20, "halves")):
-        command = [sys.executable, "-c", script, str(first), str(last), str(tmp_path / file)]
-        subprocess.run(command, check=True, cwd=ROOT / "tests" / "support")
+    for number, (first, last, file) in enumerate(((0, 20, "whole"), (0, 10, "halves"), (10, 20, "halves"))):
+        (tmp_path / str(number)).mkdir()
+        run_on_ranks(trained, tmp_path / str(number), 1, first, last, tmp_path / file)
     whole, halves = (torch.load(tmp_path / file, weights_only=True) for file in ("whole", "halves"))
     assert_equal(halves, whole)
 

@@ -13,13 +13,9 @@ from toy_rules import OnLists
 from multidds.rewards.memory import Posterior
 from multidds.rules import Anchored, Scorer
 
-pytestmark = [
-    pytest.mark.claim(
-        "The method",
-        "the default rule is the documented formula; noise comes from the halves of a probe; what is cut and "
-        "what is not; resume; limits; pace",
-    )
-]
+pytestmark = pytest.mark.claim(
+    "The method", "the default rule is its formula; noise by halves of probes; cuts, limits, pace"
+)
 
 PRIORS = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8).map(lambda ws: [w / math.fsum(ws) for w in ws])
 
