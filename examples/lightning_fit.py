@@ -1,4 +1,4 @@
-"""The task of plain_loop.py with Lightning: one loader and one callback; the module knows nothing of mixtures.
+"""The task of plain_loop.py with Lightning: one loader and one callback; the module is an ordinary one.
 
 Stops in the middle and resumes from Lightning's own checkpoint, exactly. Needs `pip install 'multidds[lightning]'`.
 

@@ -354,11 +354,7 @@ def test_ranks_equal_one_process(world_size, tmp_path):
     assert_ranks_equal_one_process(all_updates, tmp_path, world_size, checks=CHECKS)
 
 
-@pytest.mark.claim(
-    "The method",
-    "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
-    "places of the points; order; mid-rotation resume; two processes",
-)
+@pytest.mark.claim("The method", "updates that probe a part: unbiased, every set in time; order, resume, ranks")
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     assert_ranks_equal_one_process(updates_of_parts, tmp_path, tolerance=1e-8)

@@ -223,68 +223,41 @@ def check_a_rank_holds_its_shards_only():
     assert not averages
 
 
-def own_and_all_batches(dtype=torch.float64):
+def check_the_tables_of_probes():
+    """Sketches, steps ahead, other placements, copies of shards, chosen parameters, lower precision."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine = {name: [batch(10 * i + rank, dtype=dtype)] for i, name in enumerate(NAMES)}
-    everyones = {name: [batch(10 * i + r, dtype=dtype) for r in range(size)] for i, name in enumerate(NAMES)}
-    return mine, everyones
-
-
-def in_a_group_of_one(model):
-    groups = [dist.new_group([r]) for r in range(dist.get_world_size())]
-    return DistributedDataParallel(model, process_group=groups[dist.get_rank()])
-
-
-def check_the_table_of_a_probe():
-    mine, everyones = own_and_all_batches()
-    for placement, sketch, ahead in ((None, None, None), (None, 16, 0.1), (Shard(1), 16, None)):
+    groups = [dist.new_group([r]) for r in range(size)]
+    shape = (2, 2) if size == 4 else (1, 2)
+    copies = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))  # HSDP
+    narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for sharding, options, dtype in (
+        ({}, {}, torch.float64),
+        ({}, {"sketch": 16, "step_ahead": 0.1}, torch.float64),
+        ({"shard_placement_fn": lambda p: Shard(1)}, {"sketch": 16}, torch.float64),
+        ({"mesh": copies}, {"sketch": 32}, torch.float64),
+        ({}, {"chosen": True, "mode": "eval", "step_ahead": 0.1}, torch.float64),
+        ({"mp_policy": narrow}, {"chosen": True, "mode": "eval", "step_ahead": 0.1}, torch.float32),
+    ):
         torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)).double()
-        whole = in_a_group_of_one(copy.deepcopy(model))
-        fully_shard(model, shard_placement_fn=None if placement is None else lambda p: Shard(1))
-        table = probe(model, loss, mine, mine, step_ahead=ahead, sketch=sketch)
-        expected = probe(whole, loss, everyones, everyones, step_ahead=ahead, sketch=sketch)
-        for key in ("dev_train", "dev_dev", "train_norms"):
-            assert torch.allclose(getattr(table, key), getattr(expected, key), atol=1e-12)
-        assert table.train_losses == pytest.approx(expected.train_losses)
-    with pytest.raises(ValueError, match="ranks have different names"):
-        probe(model, loss, mine, {"x": [batch(0)] * (1 + dist.get_rank())})
-
-
-def check_the_settings_of_fully_shard():
-    """Lower precision, parameters that stay gathered, chosen parameters: as in training, so in probes."""
-    mine, everyones = own_and_all_batches(torch.float32)
-    options = {"mode": "eval", "step_ahead": 0.1}
-    tables = []
-    for policy in ({}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}):
-        torch.manual_seed(1)
-        model = sharded(Uneven().eval(), **policy)
+        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)).to(dtype)
+        whole = copy.deepcopy(model)
+        fully_shard(model, **sharding)
         model.set_reshard_after_backward(False)
-        chosen = [*model.second.parameters(), *model.head.parameters()]
-        tables.append(probe(model, loss, mine, mine, params=chosen, **options))
-        assert all(p.dtype == torch.float32 for p in model.parameters())
-    torch.manual_seed(1)
-    whole = Uneven()
-    chosen = [*whole.second.parameters(), *whole.head.parameters()]
-    expected = probe(in_a_group_of_one(whole), loss, everyones, everyones, params=chosen, **options)
-    assert torch.allclose(tables[0].dev_train, expected.dev_train, rtol=1e-5)
-    assert torch.allclose(tables[1].cosines(), expected.cosines(), atol=0.05)
-    assert not torch.allclose(tables[1].dev_train, expected.dev_train, rtol=1e-5)
-
-
-def check_shards_of_copies():
-    """HSDP: every shard is on two ranks."""
-    if dist.get_world_size() != 4:
-        return
-    mine, everyones = own_and_all_batches()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    torch.manual_seed(0)
-    model = Uneven().double()
-    whole = in_a_group_of_one(copy.deepcopy(model))
-    table = probe(sharded(model, mesh=mesh), loss, mine, mine, mode="eval", sketch=32)
-    expected = probe(whole, loss, everyones, everyones, mode="eval", sketch=32)
-    assert torch.allclose(table.dev_train, expected.dev_train, atol=1e-12)
-    assert table.dev_losses == pytest.approx(expected.dev_losses)
+        mine = {name: [batch(10 * i + rank, dtype=dtype)] for i, name in enumerate(NAMES)}
+        everyones = {name: [batch(10 * i + r, dtype=dtype) for r in range(size)] for i, name in enumerate(NAMES)}
+        chosen = options.pop("chosen", False)
+        parts = [each[2].parameters() if chosen else None for each in (model, whole)]
+        table = probe(model, loss, mine, mine, params=parts[0], **options)
+        alone = DistributedDataParallel(whole, process_group=groups[rank])
+        expected = probe(alone, loss, everyones, everyones, params=parts[1], **options)
+        tolerance = 1e-12 if dtype == torch.float64 else 0.05
+        for key in ("dev_train", "dev_dev", "train_norms"):
+            assert torch.allclose(getattr(table, key), getattr(expected, key), atol=tolerance)
+        assert table.train_losses == pytest.approx(expected.train_losses, rel=tolerance)
+        assert dtype == torch.float64 or not torch.allclose(table.dev_train, expected.dev_train, rtol=1e-5)
+        assert all(p.dtype == dtype for p in model.parameters())
+    with pytest.raises(ValueError, match="ranks have different names"):
+        probe(model, loss, mine, {"x": [batch(0)] * (1 + rank)})
 
 
 def check_an_error_is_raised_on_all_ranks():

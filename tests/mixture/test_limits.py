@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 from multidds import Mixture
 from multidds.mixture.limits import Limits, within
 
-pytestmark = [
-    pytest.mark.claim(
-        "The method",
-        "the default rule is the documented formula; noise comes from the halves of a probe; what is cut and "
-        "what is not; resume; limits; pace",
-    )
-]
+pytestmark = pytest.mark.claim(
+    "The method", "the default rule is its formula; noise by halves of probes; cuts, limits, pace"
+)
 
 
 @st.composite

@@ -11,10 +11,11 @@ import stateful_loader
 import torch
 import trl_sft
 from plain_loop import SIZES
+from toy_lightning import QUIET
 
 from multidds import Mixture
 
-pytestmark = [pytest.mark.nightly(part="results")]
+pytestmark = [pytest.mark.nightly(part="results"), *QUIET]
 
 
 def test_hugging_face_trainer_ends_with_a_lower_test_loss_than_its_baseline():

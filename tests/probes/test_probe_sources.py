@@ -1,10 +1,8 @@
 """Sources of probe batches: the batches of a rank, batches that mix sets, sources that are refused, and resume."""
 
-import json
-
 import pytest
 import torch
-from assertions import assert_equal, assert_resumes_exactly
+from assertions import assert_equal
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from toys import Places, batch, dataset
@@ -52,27 +50,6 @@ def test_random_batches_depend_on_seed_role_name_and_update():
     found.append(drawn(sources_of(seed=1))[0][1][0].sum().item())
     assert len(set(found)) == len(found)
     assert drawn(sources_of())[0][1][0].sum().item() == found[0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sources_resume_exactly(kind):
-    class Saved:
-        """Sources as an object that a user saves: an estimator keeps their seed."""
-
-        def __init__(self, seed):
-            self.sources = sources_of(kind, seed)
-
-        def state_dict(self):
-            return self.sources.state_dict()
-
-        def load_state_dict(self, state):
-            self.sources.load_state_dict(state, 0)
-
-    def make(seed=0):
-        saved = Saved(seed)
-        return {"sources": saved}, lambda i: drawn(saved.sources, update=i, numbers=range(3), total=3)
-
-    assert_resumes_exactly(make, 6, stops=(1, 4), again=lambda: make(seed=99))
 
 
 def test_examples_come_one_of_each_set_by_name_then_the_second_ones():
@@ -125,25 +102,3 @@ def test_sets_that_cannot_be_mixed_are_refused_by_name(other, message):
     sources = ProbeSources("Balancer", {"train": {"a": batches_of(dataset(), 4), "b": other}}, 0)
     with pytest.raises(ValueError, match=message):
         sources.mixing("train")
-
-
-@pytest.mark.parametrize("kind", ["loader", "list"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: state.pop("dev"), "'dev'"),
-        (lambda state: state["dev"].pop("a"), "'a' is missing"),
-        (lambda state: state["dev"].update(c={}), "'c' is unknown"),
-        (lambda state: state["dev"]["b"].update(place=99), "dev 'b'.*99"),
-    ],
-)
-def test_a_state_of_other_sources_is_refused_and_nothing_moves(kind, change, message):
-    one, other = sources_of(kind), sources_of(kind)
-    drawn(one, numbers=range(3), total=3)
-    state = json.loads(json.dumps(one.state_dict()))
-    change(state)
-    before = other.state_dict()
-    with pytest.raises(ValueError, match=message):
-        other.load_state_dict(state, 5)
-    assert other.state_dict() == before
-    assert_equal(drawn(other), drawn(sources_of(kind)))

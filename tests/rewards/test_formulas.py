@@ -48,12 +48,14 @@ def test_rewards_are_cosines_of_the_gradients(k, n, seed):
     assert torch.allclose(rewards.multidds_s(table(d, t), w), w @ each, atol=1e-12)
 
 
+@pytest.mark.claim("The method", "scaling losses; K = 1")
 @given(st.integers(1, 5), st.integers(0, 999))
 def test_one_dev_set_makes_both_rewards_equal(n, seed):
     alignment = table(random(1, seed), random(n, seed + 1))
     assert torch.allclose(rewards.multidds(alignment), rewards.multidds_s(alignment), atol=1e-12)
 
 
+@pytest.mark.claim("The method", "scaling losses; K = 1")
 def test_scaling_one_dev_loss_changes_multidds_but_not_multidds_s():
     d, t = random(3, 0), random(4, 1)
     scaled = d * torch.tensor([[10.0], [1.0], [1.0]], dtype=torch.float64)

@@ -38,30 +38,6 @@ def test_one_vector_and_the_table_agree(dtype, tolerance, ahead, kind, formula):
         assert torch.equal(sketched.alignment.dev_train, own.alignment.dev_train)
 
 
-@pytest.mark.claim("The method", "scaling losses; K = 1")
-def test_the_scale_of_losses_does_not_change_rewards():
-    marked = batches(DEV, seed=1)["y"][0][0]
-
-    def all_scaled(model, b):
-        return loss(model, b) * 8
-
-    def one_dev_set_scaled(model, b):
-        return loss(model, b) * (8 if torch.equal(b[0], marked) else 1)
-
-    given = {"train": batches(NAMES), "dev": batches(DEV, seed=1)}
-    for reward in (Cosine(), StabilizedCosine()):
-        plain = rewards_of(reward, **given)
-        assert rewards_of(reward, compute=all_scaled, **given) == pytest.approx(plain, abs=1e-12)
-        one = rewards_of(reward, compute=one_dev_set_scaled, **given)
-        assert (one == pytest.approx(plain, abs=1e-12)) == (reward == StabilizedCosine())
-
-
-@pytest.mark.claim("The method", "scaling losses; K = 1")
-def test_with_one_dev_set_multidds_equals_multidds_s():
-    dev = batches(["x"], seed=1)
-    assert rewards_of(Cosine(), dev=dev) == pytest.approx(rewards_of(StabilizedCosine(), dev=dev), abs=1e-12)
-
-
 @pytest.mark.parametrize("table", [None, 64])
 def test_dev_sets_of_weight_zero_are_probed_for_tables_only(table):
     estimator = estimator_of(reward=StabilizedCosine(table=table))
@@ -202,18 +178,6 @@ def test_an_update_needs_one_vector_more_whatever_n_and_k_are(n):
     assert vectors(StabilizedCosine()) < 1.3
     assert vectors(Cosine(ahead=0.1)) < 3.3  # a copy of theta, t_i and v
     assert n - 0.5 < vectors(FromTable(multidds, "exact")) < n + 0.5  # K gradients beside the one of training
-
-
-@pytest.mark.parametrize("reward", [StabilizedCosine(), Cosine(ahead=0.1), MovingAverage()])
-@pytest.mark.parametrize("priority", ["regular", "low"])
-@pytest.mark.parametrize(("role", "name"), [("dataset", "b"), ("dev set", "y")])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_named(reward, priority, role, name, value):
-    train, dev = batches(NAMES), batches(DEV, seed=1)
-    (train if role == "dataset" else dev)[name][0][0][0, 0] = value
-    estimator = estimator_of(None, train, dev, reward)
-    estimator.dev.weights.priority = priority
-    assert f"of {role} {name!r} is not finite" in estimator.estimate({}).trouble
 
 
 def test_a_loss_that_ranks_the_dev_sets_must_be_finite_too():

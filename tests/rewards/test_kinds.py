@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from toys import losses
 
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine, multidds_s
 
@@ -16,22 +15,6 @@ def test_a_reward_is_settings():
     assert "decay=0.5, ahead=0.1" in repr(reward)
     with pytest.raises(AttributeError):
         reward.decay = 0.1
-
-
-@pytest.mark.parametrize(
-    ("reward", "needs_all"),
-    [
-        (StabilizedCosine(), False),
-        (Cosine(), False),
-        (MeanSlope(losses), False),
-        (Cosine(ahead=0.1), True),
-        (StabilizedCosine(table=64), True),
-        (MovingAverage(), True),
-        (FromTable(multidds_s), True),
-    ],
-)
-def test_a_part_is_enough_for_rewards_without_step_table_or_averages(reward, needs_all):
-    assert reward.needs_all == needs_all
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,12 +8,9 @@ from assertions import assert_resumes_exactly
 
 from multidds.rewards.memory import RewardMemory, numbered, shrunk
 
-pytestmark = [
-    pytest.mark.claim(
-        "The method",
-        "noise is shared out by the textbook's formulas; evidence fades; nothing that does not last is believed",
-    )
-]
+pytestmark = pytest.mark.claim(
+    "The method", "noise of many datasets is estimated by empirical Bayes; evidence fades; only what lasts counts"
+)
 
 
 def test_a_dataset_moves_as_far_as_its_evidence_goes():

@@ -14,9 +14,7 @@ from multidds.probes.probe_sources import ProbeSources
 from multidds.rewards import MeanSlope
 from multidds.rewards.estimator import Part
 
-SLOPES = pytest.mark.claim(
-    "The method", "mixed batches give slopes of gradients of single examples, along a direction averaged over updates"
-)
+SLOPES = "mixed batches give slopes of single examples along a direction averaged over updates"
 TRAIN, DEV, SIZE = 21, 12, 4  # batches that mix datasets, batches that mix dev sets, examples of a batch
 
 
@@ -53,7 +51,7 @@ def slopes_along(v, model, estimate, number=0):
     return slopes
 
 
-@SLOPES
+@pytest.mark.claim("The method", SLOPES)
 def test_rewards_are_mean_slopes_of_gradients_of_single_examples():
     model = mlp()
     estimate = mixed(model).estimate({})
@@ -67,7 +65,7 @@ def test_rewards_are_mean_slopes_of_gradients_of_single_examples():
     assert len(estimate.dev_losses) == 20
 
 
-@SLOPES
+@pytest.mark.claim("The method", SLOPES)
 def test_the_direction_is_averaged_the_newest_counts_most_and_a_skipped_one_nothing():
     model, broken = mlp(), []
 

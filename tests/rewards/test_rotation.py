@@ -15,11 +15,7 @@ def rotation(count, seed=3, groups=None):
     return Rotation(seed, "train", count, groups or {})
 
 
-@pytest.mark.claim(
-    "The method",
-    "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
-    "places of the points; order; mid-rotation resume; two processes",
-)
+@pytest.mark.claim("The method", "updates that probe a part: unbiased, every set in time; order, resume, ranks")
 @pytest.mark.parametrize("count", [1, 7, 20, 59])
 def test_every_set_is_probed_in_every_turn_and_never_waits_for_two(count):
     looks, last, one = Counter(), dict.fromkeys(NAMES, -1), rotation(count)
@@ -72,11 +68,7 @@ def test_probabilities_follow_the_weights_and_sum_to_the_count():
     assert inclusion(weights, 9) == dict.fromkeys("abcd", 1.0)
 
 
-@pytest.mark.claim(
-    "The method",
-    "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
-    "places of the points; order; mid-rotation resume; two processes",
-)
+@pytest.mark.claim("The method", "updates that probe a part: unbiased, every set in time; order, resume, ranks")
 def test_over_all_places_of_the_points_every_set_counts_as_its_weight_says():
     """Exactly: the sets that are hit change only where a point crosses an edge; the intervals between are summed."""
     lengths = [Fraction(n, 16) for n in (16, 5, 3, 9, 1, 14)]  # three sets in all
@@ -89,18 +81,6 @@ def test_over_all_places_of_the_points_every_set_counts_as_its_weight_says():
         for i in found:
             seen[i] += high - low
     assert seen == lengths
-
-
-def test_the_weighted_sum_of_a_turn_is_that_of_all_sets():
-    """By enumeration: values divided by inclusion probabilities average, over a turn, to the mean of all sets."""
-    one = rotation(12)
-    values = {name: float(i * i) for i, name in enumerate(NAMES)}
-    turn = one.turn_of(len(NAMES))
-    sums = []
-    for update in range(turn):
-        shares = one.sets_of(dict.fromkeys(NAMES, 1 / 60), update)
-        sums.append(sum(values[name] / 60 / share for name, share in shares.items()))
-    assert sum(sums) / turn == pytest.approx(sum(values.values()) / 60)
 
 
 def test_sets_of_larger_weights_are_probed_more_often():

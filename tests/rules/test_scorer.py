@@ -14,7 +14,7 @@ from multidds.rules import Evidence, RelevancePlan, Scorer
 from multidds.rules.scorer import raised_to
 
 PRIORS = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8).map(lambda ws: [w / math.fsum(ws) for w in ws])
-FIXED_POINTS = pytest.mark.claim("The method", "P = R / ΣR; drift to uniform; negative rewards; ΣR < 0")
+FIXED_POINTS = "P = R / ΣR; drift to uniform; negative rewards; ΣR < 0"
 
 
 def scorer(prior, **settings):
@@ -51,32 +51,32 @@ def test_the_gradient_is_that_of_autograd(prior, seed):
         assert torch.allclose(moved.state.values - psi.detach(), expected, atol=1e-12)
 
 
-@FIXED_POINTS
+@pytest.mark.claim("The method", FIXED_POINTS)
 def test_constant_positive_rewards_lead_to_rewards_over_their_sum():
     found = after(500, [0.8, 0.15, 0.05], [0.1, 0.2, 0.5], lr=0.5, floor=0)
     assert found == pytest.approx([0.125, 0.25, 0.625], abs=1e-9)
 
 
-@FIXED_POINTS
+@pytest.mark.claim("The method", FIXED_POINTS)
 def test_equal_rewards_drift_under_the_sum_rule_and_stay_under_policy():
     prior = [0.7, 0.2, 0.1]
     assert after(500, prior, [0.3] * 3, lr=0.5) == pytest.approx([1 / 3] * 3, abs=1e-9)
     assert after(500, prior, [0.3] * 3, lr=0.5, rule="policy") == pytest.approx(prior, abs=1e-9)
 
 
-@FIXED_POINTS
+@pytest.mark.claim("The method", FIXED_POINTS)
 def test_unequal_rewards_lead_to_the_best_dataset_under_policy():
     assert after(3000, [0.6, 0.3, 0.1], [0.2, 0.3, 0.4], lr=5, rule="policy", floor=0)[2] > 0.99
 
 
-@FIXED_POINTS
+@pytest.mark.claim("The method", FIXED_POINTS)
 def test_a_negative_reward_drives_its_probability_to_zero():
     found = after(20000, [0.25] * 4, [0.5, 0.3, 0.2, -0.1], lr=0.2, floor=0)
     assert found[3] < 1e-4
     assert found[:3] == pytest.approx([(r - 0.1 / 3) / 0.9 for r in (0.5, 0.3, 0.2)], abs=1e-3)
 
 
-@FIXED_POINTS
+@pytest.mark.claim("The method", FIXED_POINTS)
 def test_with_a_negative_sum_of_rewards_the_start_decides():
     for prior in ([0.6, 0.4], [0.4, 0.6]):
         found = after(2000, prior, [-0.3, -0.3], lr=0.2, floor=0)

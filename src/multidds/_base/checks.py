@@ -1,19 +1,19 @@
 """Checks of arguments, with errors that name the place, the fault and the value."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from numbers import Integral
 
 Refusal = tuple[object, str]  # (condition, sentence about what cannot be done, and what to do instead)
 
 
-def check_names(where: str, expected: Iterable[str], given: Iterable[str], hint: str = "") -> None:
+def check_names(where: str, expected: Iterable[str], given: Iterable[str]) -> None:
     """Raises a ValueError unless the names are the same, in any order; it lists missing and unknown ones."""
-    expected, given, hint = set(expected), set(given), hint and f" {hint}"
+    expected, given = set(expected), set(given)
     if missing := sorted(expected - given):
-        raise ValueError(f"{where}: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing.{hint}")
+        raise ValueError(f"{where}: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing.")
     if unknown := sorted(given - expected, key=str):
         verb = "is" if len(unknown) == 1 else "are"
-        raise ValueError(f"{where}: {listed(unknown)} {verb} unknown; there are {listed(sorted(expected))}.{hint}")
+        raise ValueError(f"{where}: {listed(unknown)} {verb} unknown; there are {listed(sorted(expected))}.")
 
 
 def check_whole(where: str, **values: object) -> None:
@@ -21,15 +21,6 @@ def check_whole(where: str, **values: object) -> None:
     for word, value in values.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{where}: {word} must be a whole number of at least 1, but it is {value!r}.")
-
-
-def check_sizes(where: str, sizes: Mapping[str, int | None], given: Mapping[str, int | None], hint: str = "") -> None:
-    """Raises a ValueError unless a state is one of the same data; None is the size of a stream."""
-    check_names(f"{where}: state", sizes, given, hint)
-    for name, size in sizes.items():
-        if given[name] != size:
-            was, now = ("a stream of" if n is None else f"{n} examples of" for n in (given[name], size))
-            raise ValueError(f"{where}: the state is of {was} {name!r}, not {now} it.{hint and f' {hint}'}")
 
 
 def first_violation(rows: Iterable[Refusal]) -> str | None:

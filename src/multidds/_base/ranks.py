@@ -91,7 +91,7 @@ class Ranks:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Raises an error of any rank inside the block on every rank: one that went on alone would wait for ever."""
+        """Raises an error of any rank in the block on every rank: one that went on alone would wait for ever."""
         if self.size == 1:
             yield
             return

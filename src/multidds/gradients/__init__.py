@@ -18,30 +18,7 @@ A gradient is a list of tensors, one per parameter; None stands for zero. `vecto
 True
 """
 
-from .averages import MeanDirection, MovingAverages
-from .layout import Shards, Whole
-from .parallel_models import fsdp_modules, layout_of, parameters_of, resharded, set_aside, unwrapped
 from .sketch import Sketcher
-from .vectors import Gradient, added, dot, norm, wide
-from .work_split import WorkSplit, owners_of
+from .vectors import Gradient, added, dot, norm
 
-__all__ = [
-    "Gradient",
-    "MeanDirection",
-    "MovingAverages",
-    "Shards",
-    "Sketcher",
-    "Whole",
-    "WorkSplit",
-    "added",
-    "dot",
-    "fsdp_modules",
-    "layout_of",
-    "norm",
-    "owners_of",
-    "parameters_of",
-    "resharded",
-    "set_aside",
-    "unwrapped",
-    "wide",
-]
+__all__ = ["Gradient", "Sketcher", "added", "dot", "norm"]

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 around a model: the wrappers that can be probed, those that are refused, and FSDP2 during a probe.
+"""DDP and FSDP2 around a model: wrappers that can be probed, those that are refused, FSDP2 during a probe.
 
 Only this file uses the internals of `fully_shard`: gradients that wait for their reduction, and whether parameters are
 gathered now.

@@ -88,10 +88,15 @@ def _prepared(trainer: Any, dataset: Any, name: str, role: str) -> Any:
         packing = getattr(args, "packing", False)
         if role == "eval" and getattr(args, "eval_packing", None) is not None:
             packing = args.eval_packing
-        known = {"dataset": dataset, "processing_class": trainer.processing_class, "args": args, "dataset_name": name}
-        known |= {"packing": packing, "formatting_func": getattr(trainer, "_formatting_func", None)}
+        arguments = {
+            "dataset": dataset,
+            "processing_class": trainer.processing_class,
+            "args": args,
+            "dataset_name": name,
+        }
+        arguments |= {"packing": packing, "formatting_func": getattr(trainer, "_formatting_func", None)}
         wanted = inspect.signature(trainer._prepare_dataset).parameters
-        dataset = trainer._prepare_dataset(**{key: known[key] for key in wanted})
+        dataset = trainer._prepare_dataset(**{key: arguments[key] for key in wanted})
     if getattr(args, "precompute_ref_log_probs", False):
         size = args.per_device_train_batch_size if role == "train" else args.per_device_eval_batch_size
         dataset = trainer._precompute_ref_logps(dataset, name, args.precompute_ref_batch_size or size)

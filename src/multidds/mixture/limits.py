@@ -73,7 +73,7 @@ class Limits:
 
 
 class LimitTracker:
-    """The limits of one training, and the draws of each dataset so far."""
+    """The limits of one training, and the draws of each dataset so far; `Limits.tracker` makes it."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class LimitTracker:
         draws_per_step: float,
         steps: int,
     ) -> None:
-        """most_draws: {dataset: draws that its passes allow}, of datasets with a limit of passes."""
         datasets = set(names)
         self._bounds = {name: bound for name, bound in bounds.items() if name in datasets}
         self._group_bounds = {name: bound for name, bound in bounds.items() if name not in datasets}
-        self._groups, self._most_draws = groups, most_draws
+        self._groups = groups
+        self._most_draws = most_draws  # {dataset: draws that its passes allow}, of datasets with such a limit
         self._draws_per_step, self._steps = draws_per_step, steps
         self._shares = dict.fromkeys(names, 0.0) if most_draws else {}  # the sum of each probability over the steps
         self._counted = 0  # the last step in it

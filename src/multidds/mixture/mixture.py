@@ -211,10 +211,6 @@ class Mixture:
     def state_dict(self) -> dict[str, Any]:
         return {"version": VERSION, "probabilities": self.probabilities, "sizes": self.sizes}
 
-    @staticmethod
-    def shares_in(state: Mapping[str, Any]) -> dict[str, float]:
-        return dict(state["probabilities"])
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the probabilities of a state; other names, or other sizes if both are known, are an error."""
         check_version("Mixture", state)

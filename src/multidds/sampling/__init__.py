@@ -14,28 +14,23 @@ into epochs, and `MixedDataset` is a dataset whose indices are positions in the 
 """
 
 from .draws import Draws, Order
-from .interleave import Interleaved, interleave
+from .interleave import interleave
 from .loader import MixedLoader, mixed_loader
 from .mixed_dataset import MixedDataset, is_stream
 from .mixed_streams import StreamReader, is_stateful
 from .sampler import MixtureSampler
-from .sources import BatchesOf, Source, batches_of, open_source, refuse_sharing
+from .sources import batches_of
 
 __all__ = [
-    "BatchesOf",
     "Draws",
-    "Interleaved",
     "MixedDataset",
     "MixedLoader",
     "MixtureSampler",
     "Order",
-    "Source",
     "StreamReader",
     "batches_of",
     "interleave",
     "is_stateful",
     "is_stream",
     "mixed_loader",
-    "open_source",
-    "refuse_sharing",
 ]

@@ -21,7 +21,7 @@ _SKIP_AT_ONCE = 1 << 16  # draws that are skipped in one array
 
 
 class Draws:
-    """A position in the endless sequence of draws from a mixture, with the number of draws of each dataset so far.
+    """A position in the endless sequence of draws from a mixture, with the counts of all datasets so far.
 
     A mixture that moves changes nothing until `use` is called. A reader that reads ahead keeps a `fork` for what was
     consumed, calls `use` on both, and saves the fork.

@@ -35,7 +35,7 @@ class Source(Protocol):
 
 
 def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Source:
-    """Returns a source at its beginning, or an error that says what cannot be drawn from.
+    """Returns a source at its beginning; an object that batches cannot be drawn from is an error.
 
     owner: opens the error messages.
     role, name, seed: separate the random numbers of sources.
@@ -117,7 +117,7 @@ class BatchesOf:
 
 
 class _Function:
-    """A function generator -> batch: no order, no passes, no state; the number of a batch decides what is in it."""
+    """A function generator -> batch, without order, passes or state: the number of a batch seeds it."""
 
     passes = 0.0
 

@@ -80,9 +80,9 @@ def checked_loader(loader: object, mixture: Mixture) -> MixedLoader:
     return loader
 
 
-def check_metrics(dev_metrics: Mapping[str, str], known: Mapping[str, Any]) -> None:
+def check_metrics(dev_metrics: Mapping[str, str], logged: Mapping[str, Any]) -> None:
     rows = [
-        (key not in known, f"dev_metrics: no validation logged {key!r}, for {name!r}; there are {listed(known)}.")
+        (key not in logged, f"dev_metrics: no validation logged {key!r}, for {name!r}; there are {listed(logged)}.")
         for name, key in dev_metrics.items()
     ]
     refuse(OWNER, rows, KeyError)
