@@ -77,6 +77,7 @@ def test_a_step_whose_update_raised_counts_once_in_the_averaged_parameters():
             parts["balancer"].priority = lambda losses: 1 / 0
             with pytest.raises(ZeroDivisionError):
                 parts["balancer"].step()
+            parts["balancer"].priority = "regular"
             states = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
             parts, _ = training(rule=RelevancePlan(), every=4)
             for name, part in parts.items():

@@ -160,11 +160,12 @@ BEST = {"load_best_model_at_end": True, "metric_for_best_model": "eval_z/1 %_los
 IN_BETWEEN = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 3}
 
 
-def unordered(folder, settings, every=2):
+def unordered(folder, settings, every=2, **options):
     """Names that JSON would bring into another order, and a priority by which every evaluation counts."""
     data = dict(zip("qba", train_sets().values(), strict=True))
     dev = {"z/1 %": Rows(10, 10), "a b": Rows(10, 11)}
-    return trainer_of(folder, every, data=data, eval_dataset=dev, settings=settings, priority=lambda losses: losses)
+    options = {"priority": lambda losses: losses, **options}
+    return trainer_of(folder, every, data=data, eval_dataset=dev, settings=settings, **options)
 
 
 @pytest.mark.claim(
@@ -208,18 +209,21 @@ class Requested(TrainerCallback):
 
 
 @pytest.mark.claim("Hugging Face Trainer", "`enable_jit_checkpoint`")
-def test_callback_that_saves_at_the_end_of_a_step_finds_it_counted(tmp_path):
-    whole, callback = unordered(tmp_path / "whole", {}, every=5)
+@pytest.mark.parametrize("options", [{}, {"rule": RelevancePlan()}])
+def test_callback_that_saves_at_the_end_of_a_step_finds_it_counted(options, tmp_path, caplog):
+    whole, callback = unordered(tmp_path, {}, every=5, **options)
     whole.train()
-    stopped, _ = unordered(tmp_path, {"enable_jit_checkpoint": True}, every=5)
+    stopped, _ = unordered(tmp_path, {"enable_jit_checkpoint": True}, every=5, **options)
     (saver,) = [c for c in stopped.callback_handler.callbacks if type(c).__name__ == "JITCheckpointCallback"]
     stopped.add_callback(Requested(saver))
     stopped.train()
     assert stopped.state.global_step == 5
-    resumed, again = unordered(tmp_path, {}, every=5)
+    resumed, again = unordered(tmp_path, {}, every=5, **options)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.seen == whole.seen[10:]
     assert again.state() == callback.state()
+    assert_equal(again.balancer.state_dict()["tensors"], callback.balancer.state_dict()["tensors"])
+    assert "anew" not in caplog.text
 
 
 def test_training_begins_with_the_plan_for_its_length(tmp_path):
@@ -773,12 +777,12 @@ def test_averages_resume_exactly_and_begin_anew_if_their_file_is_gone(what, tmp_
         if other is not None:
             shutil.copy(other, checkpoint)
         caplog.clear()
-        resumed, _ = made()
+        resumed, again = made()
         resumed.train(resume_from_checkpoint=str(checkpoint))
         assert "multidds.safetensors" in caplog.text
         assert "anew" in caplog.text
         assert mixtures(resumed)[6] == mixtures(whole)[6]
-        assert mixtures(resumed)[12] != mixtures(whole)[12]
+        assert again.balancer.history[-1].rewards != callback.balancer.history[-1].rewards
 
 
 def test_without_averages_no_file_is_written(tmp_path, caplog):

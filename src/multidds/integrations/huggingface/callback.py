@@ -26,7 +26,7 @@ from ...rules import RelevancePlan, Rule
 from ...sampling import is_stream
 from ..balancer_arguments import check_balancer_arguments
 from . import refusals
-from .checkpoint_tensors import checkpoint_of, with_tensors, write_tensors
+from .checkpoint_tensors import are_shards, checkpoint_of, with_tensors, write_tensors
 from .logs import log_update
 from .probes import dev_sets, loss_of, sources
 
@@ -208,9 +208,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 _log.warning("BalanceCallback: %s.", update)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Writes the averages, which do not fit into JSON, beside the checkpoint."""
-        if self.balancer is not None:
-            write_tensors(self.balancer, checkpoint_of(args, state), first=args.should_save)
+        """Gathers shards of averages, which every process has to do, and writes them beside the checkpoint."""
+        if self.balancer is not None and are_shards(saved := self.balancer.state_dict()):
+            write_tensors(saved, checkpoint_of(args, state), first=args.should_save)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Collects the losses of a full evaluation, which rank the dev sets for low and high; one call per dev set."""
@@ -225,16 +225,24 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             self._dev_losses = {}
 
     def state(self) -> dict[str, Any]:
-        """Returns what the Trainer writes into trainer_state.json; `on_train_begin` reads it back."""
+        """Returns what the Trainer writes into trainer_state.json; `on_train_begin` reads it back.
+
+        Averages, which do not fit into JSON, are written beside it, if they are no shards: not every checkpoint of a
+        Trainer is followed by `on_save`.
+        """
         if self.balancer is None:
             return {"args": {}, "attributes": {}}
         for name, place in self._mixed.places.items():
             refusals.check_json(name, place)
+        args, balancer = self._trainer.args, self.balancer.state_dict()
+        folder = checkpoint_of(args, self._trainer.state)
+        if not are_shards(balancer):
+            write_tensors(balancer, folder, first=args.should_save)
         attributes = {
             "inexact": self._inexact,
             "position": self._mixed.position,
             "dataset": self._mixed.state_dict(),
-            "balancer": {**self.balancer.state_dict(), "tensors": {}},  # which `on_save` writes
-            "folder": str(checkpoint_of(self._trainer.args, self._trainer.state)),
+            "balancer": {**balancer, "tensors": {}},
+            "folder": str(folder),
         }
         return {"args": {}, "attributes": attributes}

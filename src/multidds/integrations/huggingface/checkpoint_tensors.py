@@ -21,9 +21,13 @@ def checkpoint_of(args: Any, state: Any) -> Path:
     return Path(args.output_dir).absolute() / f"checkpoint-{state.global_step}"
 
 
-def write_tensors(balancer: Balancer, checkpoint: Path, first: bool) -> None:
-    """Writes the tensors, if there are any. first: whether this process is the one that writes; all gather shards."""
-    state = balancer.state_dict()
+def are_shards(state: Mapping[str, Any]) -> bool:
+    """Returns whether the tensors of a state are shards, which all processes have to gather together."""
+    return any(hasattr(tensor, "full_tensor") for tensor in state["tensors"].values())
+
+
+def write_tensors(state: Mapping[str, Any], checkpoint: Path, first: bool) -> None:
+    """Writes the tensors of a state, if there are any. first: whether this process is the one that writes."""
     whole = {}
     for key, tensor in state["tensors"].items():
         gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -32,7 +36,8 @@ def write_tensors(balancer: Balancer, checkpoint: Path, first: bool) -> None:
     if whole and checkpoint.is_dir():
         from safetensors.torch import save_file
 
-        save_file(whole, checkpoint / FILE, {"state": _digest(state)})
+        save_file(whole, checkpoint / f"{FILE}.new", {"state": _digest(state)})
+        (checkpoint / f"{FILE}.new").replace(checkpoint / FILE)
 
 
 def with_tensors(state: dict[str, Any], balancer: Balancer, folders: list[Path]) -> dict[str, Any]:
