@@ -30,7 +30,12 @@ _MANY = {
     "cmake": 40,
     "fortran": 24,
 }
+_GOAL = {"cpp": 8000, "python": 6000, "hashes": 4000, "docstrings": 2500, "tables": 900, "readme": 300, "manual": 100}
+GOALS = {"goal": "manual", "goal-elsewhere": "manual"}  # regimes of which one dev set counts, and no other
+ELSEWHERE = {"goal-elsewhere"}  # of which the goal has no training text
 REGIMES = {
+    "goal": _GOAL,
+    "goal-elsewhere": _GOAL,
     "under-trained": _MANY,
     "unwanted": _MANY | {"hashes": 2400},
     "data-limited": {
