@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from domains_table import table
-from domains_text import REGIMES, WINDOW, Corpus, read_corpus
+from domains_text import ELSEWHERE, GOALS, REGIMES, WINDOW, Corpus, read_corpus
 from rivals import Exp3, Exponentiated, inner_products, training_losses
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -33,7 +33,7 @@ from multidds.mixture import Replay
 from multidds.rewards import Cosine, FromTable, StabilizedCosine
 from multidds.rules import Scorer
 
-STEPS = {"under-trained": 800, "unwanted": 800, "data-limited": 800}  # 1.5, 1 and 10 passes over all data
+STEPS = dict.fromkeys(REGIMES, 800)  # 1.5, 1 and 10 passes over all data; less than one in the regimes with a goal
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth
 STATIC: dict[str, float] = {  # temperatures
     "proportional": 1,
@@ -69,8 +69,8 @@ class Config:
     dropout: float = 0.1
     warmup: int = 50
     average: float = 0.98  # decay of the averaged weights, which are the ones that are scored
-    updates: int = 20  # of the paper's rule; the default has fewer and smaller ones, a sixth of the time of the steps
-    probe: int = 8  # windows of a probe batch, likewise
+    updates: int = 20
+    probe: int = 8  # windows of a probe batch; the default has two of each set
     scorer_lr: float = 0.5  # of the paper's rule, as in recipes/catalogues.toml
     curve: int = 4  # points
 
@@ -173,6 +173,8 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
     arguments: dict[str, Any] = {"probes": Probes(average=0)}  # the model is an average already, where one is wanted
     if config.method in PAPER:
         arguments |= {"rule": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
+    if config.method in OURS:
+        arguments["probes"] = Probes(batches=2, average=0)
     probed = dict(corpus.train)
     if config.method == "shuffled":  # every dataset is rewarded for what another one does
         names = sorted(probed)
@@ -275,6 +277,15 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
     }
 
 
+def with_goal(corpus: Corpus, regime: str) -> Corpus:
+    """Returns the corpus with the dev and test sets that count in a regime, and the training text that it has."""
+    if regime not in GOALS:
+        return corpus
+    goal = GOALS[regime]
+    train = {name: text for name, text in corpus.train.items() if regime not in ELSEWHERE or name != goal}
+    return replace(corpus, train=train, dev={goal: corpus.dev[goal]}, test={goal: corpus.test[goal]})
+
+
 def commit(folder: Path) -> str:
     """Of the checkout that a folder is in."""
     asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
@@ -327,9 +338,8 @@ def main(arguments: list[str]) -> None:
                 if corpus is None:
                     sizes = REGIMES[regime]
                     corpus = read_corpus(dict.fromkeys(sizes, 9), 2, 3) if given.tiny else read_corpus(sizes)
+                    corpus = with_goal(corpus, regime)
                 config = Config(regime, method, seed, given.steps or STEPS[regime], given.lr, dropout=given.dropout)
-                if method in OURS:
-                    config = replace(config, updates=8, probe=4)
                 if given.tiny:
                     config = replace(config, **TINY)
                 text = json.dumps(rounded(run(config, corpus)), indent=1) + "\n"
