@@ -10,7 +10,10 @@ from pathlib import Path
 import torch
 from conftest import ROOT
 from made_runs import read_lines
+from typer.testing import CliRunner
 
+from multidds.nmt.commands.cli import app
+from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.prepare import prepare
 from multidds.nmt.runs import checkpoints
@@ -75,6 +78,15 @@ def small_config(corpus, monkeypatch, *overrides, pairs=None):
     config = load_config(ROOT / "recipes" / "tiny.toml", [*SMALL, *extra, *overrides])
     prepare(config, processes=2)
     return config
+
+
+def mistake(*arguments):
+    """The message of a mistake on the command line, made in this process."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, UserError), result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    return message
 
 
 def records(run):

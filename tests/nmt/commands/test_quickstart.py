@@ -81,8 +81,13 @@ inner = 32
 [train]
 max_steps = 12
 warmup = 5
+tokens = 600
+batch_tokens = 300
 [mixture]
 every = 5
+probe_tokens = 300
+[translate]
+beam = 1
 """
     assert recipe.index("[data]") < recipe.index("[vocabulary]")
     (place / "mine.toml").write_text(section + small)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, multidds
 from sacrebleu.metrics import BLEU
-from toy_runs import Silent, small_config
+from toy_runs import Silent, mistake, small_config
 
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.batches.sentences import Sentences
@@ -125,12 +125,9 @@ def test_long_lines_are_split_or_refused_and_never_cut(tiny, monkeypatch):
         (["runs/tiny", "--from", "shift", "--input", "no.txt"], "no.txt: there is no such file."),
     ],
 )
-def test_a_mistake_in_translating_is_one_line(tiny, arguments, message):
-    done = multidds("translate", *arguments, cwd=tiny, check=False, input="b\n")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_a_mistake_in_translating_is_one_line(tiny, monkeypatch, arguments, message):
+    monkeypatch.chdir(tiny)
+    assert message in mistake("translate", *arguments)
 
 
 def test_invalid_utf8_on_standard_input_is_one_line(tiny):
@@ -148,19 +145,6 @@ def test_the_exported_folder_serves_itself(tiny):
     assert "multidds" not in code
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout.strip()
-
-
-def test_translating_imports_no_torch(tiny):
-    code = (
-        "import sys; sys.argv = ['multidds', 'translate', 'runs/tiny', '--from', 'shift', '--input', 'in.txt'];"
-        "from multidds.__main__ import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules, file=sys.stderr)"
-    )
-    (tiny / "in.txt").write_text("b\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tiny, capture_output=True, text=True, check=True)
-    assert done.stderr.strip().endswith("False")
 
 
 @pytest.mark.slow
@@ -224,20 +208,12 @@ def test_a_run_can_be_moved_and_translates_without_its_data(tiny, tmp_path):
     assert there == here
 
 
-def test_a_refused_line_has_its_number_also_far_down(tiny):
-    lines = ["b"] * 1200 + ["b " * 200]
-    done = multidds(
-        "translate",
-        "runs/tiny",
-        "--from",
-        "shift",
-        "--long-lines",
-        "refuse",
-        cwd=tiny,
-        input="\n".join(lines),
-        check=False,
-    )
-    assert "standard input:1201: has more than 60 tokens" in done.stderr
+def test_a_refused_line_has_its_number_also_far_down(tiny, monkeypatch):
+    monkeypatch.chdir(tiny)
+    translator = Translator(tiny / "runs" / "tiny", threads=1)
+    lines = translator.translate(["b"] * 2500 + ["b " * 200], "shift", "base", long_lines="refuse", where="text")
+    with pytest.raises(UserError, match="text:2501: has more than 60 tokens"):
+        list(lines)
 
 
 def test_only_trained_directions_are_taken(corpus, monkeypatch, tmp_path):

@@ -8,14 +8,15 @@ import sys
 from collections import Counter
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, multidds
-from made_runs import make_run, read_checksummed_json, read_lines, write_records, write_scores
-from toy_runs import SMALL
+from made_runs import make_run, read_lines, write_records
+from toy_runs import mistake
 
 from multidds import Update
 from multidds.history import save_history
+from multidds.nmt.commands import cli
 from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import MixtureSettings
 from multidds.nmt.evaluation.significance import compare
@@ -51,7 +52,7 @@ def runs(tmp_path_factory):
         make_run(made / "uniform", names, setting, prior="uniform", quality=0.5)
         make_run(made / "temperature", names, setting, prior="temperature", quality=0.52)
         make_run(made / "proportional", names, setting, quality=0.55)
-        for seed in (1, 2, 3, 4) if setting == "o2m-diverse" else (1,):
+        for seed in (1, 2) if setting == "o2m-diverse" else (1,):
             make_run(made / f"multidds-{seed}", names, setting, seed=seed, quality=0.6, **step_ahead)
             make_run(made / f"multidds-s-{seed}", names, setting, seed=seed, method="multidds-s", quality=0.62)
     for priority in ("low", "high"):
@@ -63,42 +64,21 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def made(runs, tmp_path_factory):
-    """The report on them, by the command."""
-    folder = tmp_path_factory.mktemp("report")
-    done = multidds("report", runs, "-o", folder / "report", cwd=folder)
-    assert done.stdout.strip().endswith("report.html")
-    return folder / "report"
+    """The report on them."""
+    return report([runs], tmp_path_factory.mktemp("report") / "report").page.parent
 
 
-@pytest.mark.slow
-def test_a_report_needs_neither_ctranslate2_nor_torch(tmp_path):
-    make_run(tmp_path / "a", ["a-b"])
-    make_run(tmp_path / "b", ["a-b"], method="multidds-s")
-    code = (
-        "import sys; from pathlib import Path; sys.modules['ctranslate2'] = sys.modules['torch'] = None\n"
-        "from multidds.nmt.report import report; print(report([Path('a'), Path('b')], Path('out')).summaries)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert "1 language pairs" in done.stdout, done.stderr
-
-
-@pytest.mark.slow
-def test_the_runs_of_these_tests_have_the_keys_of_real_ones(corpus, tmp_path):
-    recipe = ROOT / "recipes" / "tiny.toml"
-    overrides = [part for override in SMALL for part in ("--set", override)]
-    multidds("prepare", recipe, cwd=corpus)
-    multidds("train", recipe, "--run", tmp_path / "real", *overrides, cwd=corpus)
-    multidds("evaluate", tmp_path / "real", cwd=corpus)
-    make_run(tmp_path / "by-hand", ["mirror-base", "shift-base"], method="multidds-s")
-    real, by_hand = (read_lines(tmp_path / name) for name in ("real", "by-hand"))
+def test_the_runs_of_these_tests_have_the_keys_of_real_ones(tiny, tmp_path):
+    made = make_run(tmp_path / "by-hand", ["mirror-base", "shift-base"], method="multidds-s")
+    real, by_hand = (read_lines(run) for run in (tiny / "runs" / "tiny", made))
     for kind in ("start", "step", "update", "validation"):
         keys = [next(set(record) for record in records if record["kind"] == kind) for records in (real, by_hand)]
         assert keys[0] == keys[1], kind
     for file in ("config.json", "scores.json"):
-        keys = [set(json.loads((tmp_path / name / file).read_text())) for name in ("real", "by-hand")]
+        keys = [set(json.loads((run / file).read_text())) for run in (tiny / "runs" / "tiny", made)]
         assert keys[1] <= keys[0], file
-    done = multidds("report", tmp_path / "real", "-o", tmp_path / "report", cwd=corpus)
-    assert re.search(r"prepared: learned: 2 updates in 10 steps; \w+-base 50% → \d+%", done.stdout)
+    (sentence,) = report([tiny / "runs" / "tiny"], tmp_path / "report").summaries
+    assert re.match(r"prepared: learned: 24 updates in 600 steps; \w+-base \d+% → \d+%", sentence)
 
 
 # ------------------------------------------------------------------------------------------ what runs are called
@@ -159,13 +139,12 @@ def test_statistics_are_those_of_the_records(runs, made):
     scores = {path.parent: json.loads(path.read_text()) for path in runs.rglob("scores.json")}
     diverse = {path.name: facts for path, facts in scores.items() if path.parent.name == "o2m-diverse"}
     averages = [
-        statistics.fmean(pair["bleu"] for pair in diverse[f"multidds-s-{seed}"]["pairs"].values())
-        for seed in (1, 2, 3, 4)
+        statistics.fmean(pair["bleu"] for pair in diverse[f"multidds-s-{seed}"]["pairs"].values()) for seed in (1, 2)
     ]
     (row,) = (row for row in settings_table("seeds", made) if row["method"] == "MultiDDS-S")
-    assert float(row["mean"]) == pytest.approx(sum(averages) / 4)
-    mean = sum(averages) / 4
-    assert float(row["variance"]) == pytest.approx(sum((value - mean) ** 2 for value in averages) / 3)
+    mean = sum(averages) / 2
+    assert float(row["mean"]) == pytest.approx(mean)
+    assert float(row["variance"]) == pytest.approx(sum((value - mean) ** 2 for value in averages))
     assert (row["mean (paper)"], row["variance (paper)"]) == ("18.24", "0.02")
     shown = {row["method"]: row for row in settings_table("average-bleu", made)}
     assert float(shown["MultiDDS-S"]["o2m-diverse"]) == pytest.approx(mean)
@@ -292,22 +271,17 @@ def test_what_has_no_content_is_left_out(tmp_path):
     assert made.summaries == ["s: MultiDDS-S: 1 update in 10 steps; aze-eng 100% → 100%."]
 
 
-@pytest.mark.slow
 def test_a_score_of_zero_is_a_score(tmp_path):
-    """What a model that has hardly been trained gets, as in `make demo SCALE=tiny`."""
+    """A model that has hardly been trained gets it, as in `make demo SCALE=tiny`."""
     for name, mixture in (("a", {}), ("b", {"method": "multidds-s"})):
-        folder = make_run(tmp_path / name, RELATED[:2], **mixture)
-        for path in (folder / "hypotheses").iterdir():
-            path.write_text("zzz\n" * 40)
-        scores = read_checksummed_json(folder / "scores.json")
-        for part in (scores["average"], *scores["pairs"].values()):
-            part["bleu"] = 0.0
-        write_scores(folder, scores)
-    made = report([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-    assert made.summaries[0].startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")
-    assert [row["bleu/s"].text for row in tables.average_bleu(settings_of(find_runs([tmp_path / "a"])[0])).rows] == [
-        "0.00"
-    ]
+        make_run(tmp_path / name, RELATED[:1], **mixture)
+    setting = one_setting([tmp_path])
+    for run in setting.runs:
+        run.scores["average"]["bleu"] = 0.0
+    compared = {RELATED[0]: {"bleu": 0.0, "against": 0.0, "p": 1.0}}
+    table = tables.by_language(setting, lambda *folders: compared)
+    assert tables.summary(setting, table).startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")
+    assert [row["bleu/s"].text for row in tables.average_bleu([setting]).rows] == ["0.00", "0.00"]
 
 
 def test_a_run_without_an_alignment_table_shows_the_reward_it_used(tmp_path):
@@ -332,29 +306,26 @@ def test_a_run_in_progress_is_read_up_to_its_last_whole_line(tmp_path):
         find_runs([folder])
 
 
-@pytest.mark.slow
-def test_mistakes_are_one_line(tmp_path):
-    make_run(tmp_path / "a", RELATED)
+def test_mistakes_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "a", RELATED[:1], scored=False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     for arguments, message in [
-        (["nowhere"], "nowhere: there is no such folder."),
-        (["empty"], "empty: is not a run, and there is none below it"),
-        (["a", "-o", "a"], "a: is a run; choose another folder for the report with -o."),
-        (["a", "-o", "file"], "file: is not a folder; choose another -o."),
+        (["nowhere"], "nowhere: there is no such folder"),
+        (["empty"], "empty: is not a run"),
+        (["a", "-o", "a"], "a: is a run; .*-o"),
+        (["a", "-o", "file"], "file: is not a folder; .*-o"),
     ]:
-        done = multidds("report", *arguments, cwd=tmp_path, check=False)
-        assert done.returncode == 2
-        assert message in done.stderr
-        assert done.stderr.count("\n") == 1
+        assert re.match(message, mistake("report", *arguments))
 
 
-@pytest.mark.slow
-def test_text_of_a_config_is_escaped_everywhere(tmp_path):
-    make_run(tmp_path / "a", RELATED, HOSTILE)
-    make_run(tmp_path / "b", RELATED, HOSTILE, method="multidds-s")
-    done = multidds("report", "a", "b", "-o", "out", cwd=tmp_path)
-    assert HOSTILE in done.stdout  # rich markup is shown, not obeyed
+def test_text_of_a_config_is_escaped_everywhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "a", RELATED[:2], HOSTILE)
+    make_run(tmp_path / "b", RELATED[:2], HOSTILE, method="multidds-s")
+    cli.report([Path("a"), Path("b")], Path("out"))
+    assert HOSTILE in capsys.readouterr().out  # rich markup is shown, not obeyed
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
@@ -404,10 +375,10 @@ def test_the_page_is_one_small_file_that_asks_the_network_for_nothing(made):
         assert (made / target).stat().st_size > 0
 
 
-@pytest.mark.slow
-def test_reports_are_the_same_byte_for_byte(runs, tmp_path):
+def test_reports_are_the_same_byte_for_byte(tmp_path):
+    run = make_run(tmp_path / "run", RELATED[:2], updates=3, method="multidds-s", scored=False)
     for name in ("one", "two"):
-        report([runs / "m2o-related" / "multidds-s-1"], tmp_path / name)
+        report([run], tmp_path / name)
     for path in (tmp_path / "one").rglob("*.*"):
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes(), path
 

@@ -1,5 +1,4 @@
-"""Training by several processes, as launchers start them: the same as one process, and nothing lost "
-"when they end."""
+"""Training by several processes, as launchers start them: equal to one process, and nothing is lost when they end."""
 
 import json
 import os
@@ -30,7 +29,6 @@ pytestmark = [
         "Several processes",
         "what is shared, what happens when something goes wrong, resuming with another number of processes",
     ),
-    pytest.mark.claim("Several processes", "the documented commands start two processes"),
 ]
 
 LATE = 300  # seconds: by then, on any machine, a process that has not ended hangs
@@ -87,6 +85,7 @@ def documented():
     return [line if line.startswith(usual) else pytest.param(line, marks=nightly) for line in dict.fromkeys(found)]
 
 
+@pytest.mark.claim("Several processes", "the documented commands start two processes")
 @pytest.mark.parametrize("line", documented(), ids=lambda line: " ".join(line.split()[:2]))
 @pytest.mark.slow
 def test_a_documented_command_trains_as_one_process_does(text, monkeypatch, tmp_path, line):
@@ -255,13 +254,19 @@ def test_nobody_leaves_before_all_want_to(tmp_path, last):
     assert [process.returncode for process in both] == [0, 0]
 
 
-@pytest.mark.parametrize("fault", [[0, "step", 3], [1, "update", 5], [0, "validate", 12], [1, "save", 4]], ids=str)
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly(part="faults"))
+
+
+@pytest.mark.parametrize(
+    "fault", [[1, "update", 5], *map(nightly, ([0, "step", 3], [0, "validate", 12], [1, "save", 4]))], ids=str
+)
 @pytest.mark.slow
 def test_a_death_is_noticed_without_a_launcher_that_watches(text, tmp_path, fault):
     command, environment = torchrun(tmp_path / "run", *TRANSLATED, faults={"0": [[*fault, "kill"]]})
     both = by_hand([sys.executable, *command[command.index(str(FAULTY)) :]], text, environment)
     dead = fault[0]
-    assert both[dead].wait(timeout=120) == -signal.SIGKILL
+    assert both[dead].wait(timeout=LATE) == -signal.SIGKILL
     _, end = both[1 - dead].communicate(timeout=LATE)
     both[dead].communicate()
     assert both[1 - dead].returncode == 1
@@ -273,8 +278,8 @@ def test_a_death_is_noticed_without_a_launcher_that_watches(text, tmp_path, faul
     ("fault", "message"),
     [
         ([1, "step", 6, "poison"], r"step 7: the loss or its gradient is not finite on .*step-00000004\.safetensors\."),
-        ([0, "save", 8, "full"], r".*step-00000008\.safetensors: cannot be written: .*"),
-        ([1, "update", 5, "ENOSPC"], r"data: No space left on device"),
+        nightly([0, "save", 8, "full"], r".*step-00000008\.safetensors: cannot be written: .*"),
+        nightly([1, "update", 5, "ENOSPC"], r"data: No space left on device"),
     ],
     ids=["poison", "full", "update"],
 )
@@ -324,13 +329,10 @@ def test_processes_that_do_not_come_are_named(launcher, monkeypatch):
     port = launcher(0, 3)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     agent = torch.distributed.TCPStore("127.0.0.1", port, is_master=True)
-    match = r"3 processes were to meet at 127.0.0.1:\d+, but rank 1, 2 did not come within 1 seconds\. Is every machine"
-    with pytest.raises(UserError, match=match):
+    with pytest.raises(UserError, match=r"3 processes .*127.0.0.1:\d+.* rank 1, 2 did not come within 1 seconds"):
         launch.form_group()
     launcher(2, 3)  # the start is still there: this one comes, and nobody opens it
-    with pytest.raises(
-        UserError, match=r"3 processes were to meet at 127.0.0.1:\d+, but not all came within 1 seconds"
-    ):
+    with pytest.raises(UserError, match=r"3 processes .*127.0.0.1:\d+.* not all came within 1 seconds"):
         launch.form_group()
     del agent
 
@@ -338,8 +340,7 @@ def test_processes_that_do_not_come_are_named(launcher, monkeypatch):
 @pytest.mark.slow
 def test_a_launch_without_the_other_machines_is_one_line(launcher):
     launcher(0, 3)
-    match = r"rank 0 of 3 cannot form a group with the others at 127.0.0.1:\d+: Timed out .* 1/3 clients joined"
-    with pytest.raises(UserError, match=match):
+    with pytest.raises(UserError, match=r"rank 0 of 3 .*127.0.0.1:\d+: Timed out .* 1/3 clients joined"):
         launch.form_group()
 
 
@@ -370,7 +371,7 @@ def test_processes_that_have_different_things_do_not_train_together():
             return [value, value | {"checkpoint": 4}]
 
     Processes().check_same({"recipe": "a", "checkpoint": 8})
-    with pytest.raises(UserError, match=r"rank 1 has another checkpoint than rank 0\. All machines need"):
+    with pytest.raises(UserError, match="rank 1 has another checkpoint than rank 0"):
         Two().check_same({"recipe": "a", "checkpoint": 8})
 
 
