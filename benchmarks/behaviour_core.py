@@ -30,7 +30,7 @@ from multidds.example_scorer import DevDirection, OwnNetwork, SmallNetwork  # no
 from multidds.mixture import Replay, Schedule  # noqa: E402
 from multidds.probes import probe  # noqa: E402
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, Reward, StabilizedCosine  # noqa: E402
-from multidds.rules import Anchored, Scorer  # noqa: E402
+from multidds.rules import RelevancePlan, Scorer  # noqa: E402
 from multidds.sampling import Order, batches_of, interleave  # noqa: E402
 
 Lines = dict[str, Any]  # {case: line, or {key: line}}
@@ -548,8 +548,8 @@ RULES: Cases = {  # of the default, with and without a plan
     "plan and groups": {**PLAN, "groups": GROUPS},
     "plan and weights": {**PLAN, "priority": {"a": 3.0, "c": 1.0}},
     "plan, dataset without a dev set": {**PLAN, "dev": ("a", "b")},
-    "plan that is not wanted": {**PLAN, "rule": Anchored(plan=False)},
-    "strong": {"rule": Anchored(strength=2.0)},
+    "plan that is not wanted": {**PLAN, "rule": RelevancePlan(plan=False)},
+    "assumed repetition": {"rule": RelevancePlan(repetition=15)},
     "by a budget": BUDGET,
     "by a budget, plan": {**PLAN, **BUDGET, "examples_per_step": 8 * STEPS / 180},
     "inner products": {"reward": Cosine},

@@ -477,8 +477,8 @@ def trainer_ranks_section(folder: Path) -> Lines:
 
 TINY = ROOT / "recipes" / "tiny.toml"
 METHODS = {
-    "anchored": ["method=anchored"],
-    "anchored, low": ["method=anchored", "priority=low", "probe_batches=2"],
+    "anchored": ["method=learned"],
+    "anchored, low": ["method=learned", "priority=low", "probe_batches=2"],
     "cosines": ["method=multidds-s"],
     "moving averages": ["method=moving-average"],
     "schedule": ["method=static", "schedule=cooldown"],
