@@ -10,13 +10,12 @@ from made_runs import read_lines
 from sacrebleu.metrics.chrf import CHRF
 from toy_runs import Silent, small_config
 
-from multidds.nmt.batches.batch import assemble, packed
+from multidds.nmt.batches.batch import assemble
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import UserError
-from multidds.nmt.config.config import load_config
 from multidds.nmt.evaluation import Translator
 from multidds.nmt.evaluation.translate import text_of
-from multidds.nmt.model.transformer import Transformer, make_model
+from multidds.nmt.model.transformer import make_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.dev_bleu import dev_bleu, evenly_spaced
@@ -92,22 +91,6 @@ def test_soft_bleu_of_short_sentences_and_of_nothing_right():
         positions = torch.arange(length)
         sums = [x.item() for x in ngram_sums(torch.zeros(length), positions)]
         assert sums == [max(length - n + 1, 0) for n in (1, 2, 3, 4)]
-
-
-def test_a_perfect_model_has_the_best_of_every_measure():
-    batch = packed([np.array([3, 4])], [np.array([3, 4, 5])])
-    model = Transformer(8, 8, 10, encoder_layers=1, decoder_layers=1, width=8, inner=8, heads=1, dropout=0.0,
-                        attention_dropout=0.0, activation_dropout=0.0, norm="scale").double()  # fmt: skip
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(300):
-        optimizer.zero_grad()
-        model(batch, 0.0).backward()
-        optimizer.step()
-    loss, log_p, hits = model.token_scores(batch)
-    assert not log_p.requires_grad
-    assert loss.item() == pytest.approx(-log_p.sum().item())
-    assert hits.tolist() == [True] * 4
-    assert soft_bleu([x.item() for x in ngram_sums(log_p, batch.target_rows.positions)], [4, 3, 2, 1]) > 0.9
 
 
 def test_validation_reads_the_logits_once_and_waits_once(corpus, monkeypatch):
@@ -243,12 +226,3 @@ def test_dev_sets_are_translated_as_the_command_translates_them(corpus, monkeypa
         lines = list(translator.translate(source, pair.source, pair.target))
         assert found[pair.name] == CHRF().corpus_score(lines, [target]).score
         assert found[pair.name] > 0
-
-
-def test_the_new_keys_have_the_defaults_of_the_manual():
-    from conftest import ROOT
-
-    settings = load_config(ROOT / "recipes" / "ted-related-m2o.toml").train
-    assert (settings.average, settings.validate_every, settings.select, settings.select_sentences) == (
-        0, 0, "loss", 100
-    )  # fmt: skip
