@@ -18,7 +18,7 @@ from ..mixture.limits import Limits
 from ..mixture.mixture import Mixture
 from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Loss, Prober
-from ..probes.settings import Probes
+from ..probes.probes import Probes
 from ..rewards.estimate import Estimate
 from ..rewards.estimator import Estimator, Measurement, Part
 from ..rewards.gradient_probes import GradientProbes

@@ -18,7 +18,7 @@ from .._base.state import VERSION, check_keys, check_version
 from ..probes.example_slopes import ExampleLosses, first_not_finite, one_per_example, refuse_model, slopes, step_size
 from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Prober
-from ..probes.settings import Probes
+from ..probes.probes import Probes
 from ..rewards.dev_batches import DevBatches
 from ..rewards.priorities import Priority
 from .dev_direction import DevDirection, DirectionEstimator, EstimatedDirection

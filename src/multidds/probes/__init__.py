@@ -15,6 +15,6 @@
 
 from .alignment import Alignment
 from .probe import probe
-from .settings import Probes
+from .probes import Probes
 
 __all__ = ["Alignment", "Probes", "probe"]

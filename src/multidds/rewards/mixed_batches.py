@@ -27,7 +27,7 @@ from ..probes.example_slopes import (
 )
 from ..probes.probe_sources import ProbeSources
 from ..probes.prober import Prober
-from ..probes.settings import Probes
+from ..probes.probes import Probes
 from .dev_batches import DevBatches, DrawnDevBatches
 from .estimate import Estimate, Round
 
