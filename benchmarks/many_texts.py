@@ -95,7 +95,7 @@ class Reader:
         sources = ProbeSources("benchmark", {"train": self.train, "dev": self.dev}, seed)
         prober = Prober(model, loss, None, "train", seed, owner="benchmark")
         count = round(batches * len(self.names))
-        probes = MixedBatches(prober, example_losses, sources, count, count, by_set=False)
+        probes = MixedBatches(prober, example_losses, sources, count, count)
         weights = dict.fromkeys(self.names, 1 / len(self.names))
         with prober.invisible():
             return probes.measure(Round(0, tuple(self.names), weights, weights, {}, {})).rewards

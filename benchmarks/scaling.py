@@ -25,7 +25,7 @@ from multidds.gradients.sketch import Sketcher
 from multidds.gradients.vectors import dot, norm
 from multidds.probes.prober import Prober
 from multidds.rewards import StabilizedCosine
-from multidds.rules import Evidence, Scorer
+from multidds.rules import Evidence, Scorer, Training
 
 LENGTH = 64
 
@@ -198,9 +198,9 @@ def main() -> None:
     show(sketches)
     if args.scorer:
         prior = {f"d{i}": 1 / 1000 for i in range(1000)}
-        state = Scorer.authors().start(prior)
+        state = Scorer.authors().start(Training(prior))
         began = time.perf_counter()
-        state.step(Evidence(rewards=dict.fromkeys(prior, 0.1)), prior)
+        state.step(Evidence(rewards=dict.fromkeys(prior, 0.1)))
         print(f"a scorer step (200 inner steps) of 1,000 datasets: {time.perf_counter() - began:.3f} s")
     if args.json:
         args.json.write_text(json.dumps({"updates": rows, "growth": slope, "sketches": sketches}, indent=1) + "\n")

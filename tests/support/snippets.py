@@ -175,7 +175,7 @@ def lightning(folder: str) -> None:
     trainer = partial(Trainer, **quiet, default_root_dir=folder, enable_checkpointing=False)
     names = {"Trainer": trainer, "module": Module(), **rows()}
     exec(the_block("lightning.md"), names)
-    assert names["mixture"].version == 11  # the plan when training begins, and ten updates
+    assert names["mixture"].version >= 10  # ten updates, and the plan if it is another mixture than the prior
 
 
 def balanced(folder: str) -> dict[str, Any]:

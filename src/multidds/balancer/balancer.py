@@ -152,7 +152,7 @@ class Balancer:
         if isinstance(every, Budget):
             _log.info("Balancer: %s.", pace)
         if (sentence := advice(pace, steps, every)) is not None:
-            _log.warning("Balancer: %s.", sentence)
+            _log.log(logging.WARNING if isinstance(every, Budget) else logging.INFO, "Balancer: %s.", sentence)
         return pace
 
     def _measurement(
