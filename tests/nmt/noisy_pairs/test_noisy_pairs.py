@@ -161,7 +161,7 @@ def test_two_processes_weigh_as_one_does(text, monkeypatch, tmp_path):
     assert done.returncode == 0, done.stderr
     train(small_config(text, monkeypatch, *overrides), tmp_path / "one", Silent())
     (one,), (two,) = ([r for r in records(tmp_path / name) if r["kind"] == "examples"] for name in ("one", "two"))
-    assert one["weight"] == pytest.approx(two["weight"], rel=0.05)  # of other batches: 2 to 4% apart with other mixtures
+    assert one["weight"] == pytest.approx(two["weight"], rel=0.05)  # other batches: 2 to 4% apart, by the mixture
     assert len(one["lowest"]) == len(two["lowest"]) == 8
     states = [checkpoints.read(checkpoints.listed(tmp_path / name)[-1])[0] for name in ("one", "two")]
     a, b = (state["examples.scorer.1.replay.rewards"] for state in states)
