@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multidds.nmt.common.errors import UserError
-from multidds.nmt.prepare.catalogues import build
+from multidds.nmt.prepare.catalogues import build, reading
 from multidds.nmt.prepare.catalogues.cleaning import clean, normalised, split, tidy
 from multidds.nmt.prepare.catalogues.languages import RELATED, language_of, languages_of
 from multidds.nmt.prepare.catalogues.packages import read_list
@@ -602,3 +602,37 @@ def test_wheels_for_tests_are_the_same_bytes_every_time(shelf, tmp_path):
     wheels.make_wheels(tmp_path)
     assert everything(tmp_path) == everything(shelf)
     assert all(zipfile.is_zipfile(path) for path in tmp_path.glob("*.whl"))
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/locale/ru/LC_MESSAGES/a.po", "../locale/ru/LC_MESSAGES/a.po", "a/../../b", "C:\\x"]
+)
+def test_a_wheel_with_paths_that_lead_out_of_it_is_refused(tmp_path, path):
+    folder, chosen = cached(tmp_path, {path: "x"})
+    with pytest.raises(UserError, match="a path that leads out of it"):
+        build(folder, ["rus"], chosen)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "list.toml"]
+
+
+def test_a_member_that_is_huge_or_says_that_it_is_small_fills_no_memory(tmp_path):
+    name = "locale/ru/LC_MESSAGES/a.po"
+    folder, chosen = cached(tmp_path, {name: b"\0" * (reading.MAX_MEMBER + 1)})
+    with pytest.raises(UserError, match="larger than 16,777,216 bytes"):
+        build(folder, ["rus"], chosen)
+
+    def understated(path):
+        data = bytearray(path.read_bytes())
+        place = data.index(b"PK\x01\x02") + 24
+        data[place : place + 4] = struct.pack("<I", 10)
+        path.write_bytes(data)
+
+    folder, chosen = cached(tmp_path / "b", {name: b"\0" * 10**6}, spoil=understated)
+    with pytest.raises(UserError, match="damaged wheel"):
+        build(folder, ["rus"], chosen)
+
+
+def test_catalogues_that_are_too_large_together_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_TOTAL", 1000)
+    folder, chosen = cached(tmp_path, {f"{i}/locale/ru/LC_MESSAGES/a.po": "# " + "x" * 400 for i in range(3)})
+    with pytest.raises(UserError, match="larger than 1,000 bytes together"):
+        build(folder, ["rus"], chosen)

@@ -21,6 +21,9 @@ from .cleaning import Pair
 from .languages import FIRST_ONE_LAST_MANY, language_of
 from .packages import Package, Say
 
+MAX_MEMBER = 16 * 2**20  # bytes of a catalogue
+MAX_TOTAL = 512 * 2**20  # bytes of all catalogues of a wheel
+
 
 @dataclass
 class Reading:
@@ -40,7 +43,7 @@ def read_all(
     available: set[str] = set()
     for number, (package, path) in enumerate(wheels):
         with _opened(path) as wheel:
-            catalogue_files = catalogues_of(wheel.namelist(), package.kind)
+            catalogue_files = catalogues_of(wheel.names, package.kind)
             available |= catalogue_files.keys()
             english = cache(lambda name, wheel=wheel: _parsed_json(wheel.read(name)))
             for i, language in enumerate(languages):
@@ -65,11 +68,36 @@ def read_all(
     return readings, skipped
 
 
+class _Wheel:
+    """The members of a wheel, in memory. Sizes are checked as members are read, not as the archive declares them."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self._path = path
+        self._archive = archive
+        self._bytes_read = 0
+        self.names = archive.namelist()
+        for name in self.names:
+            parts = PurePosixPath(name)
+            if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name:
+                raise UserError(f"{path}: holds {name!r}, a path that leads out of it; do not trust this wheel.")
+
+    def read(self, name: str) -> bytes:
+        size = self._archive.getinfo(name).file_size
+        if size > MAX_MEMBER:
+            raise UserError(f"{self._path}: {name!r} is larger than {MAX_MEMBER:,} bytes, too large for a catalogue.")
+        with self._archive.open(name) as file:
+            data = file.read(size + 1)  # with a number: unpacks no more than that
+        self._bytes_read += len(data)
+        if self._bytes_read > MAX_TOTAL:
+            raise UserError(f"{self._path}: its catalogues are larger than {MAX_TOTAL:,} bytes together.")
+        return data
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _opened(path: Path) -> Iterator[_Wheel]:
     try:
         with zipfile.ZipFile(path) as archive:
-            yield archive
+            yield _Wheel(path, archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, RuntimeError, ValueError) as error:
         raise UserError(f"{path}: damaged wheel ({error}); remove it to download it again.") from None
 
