@@ -63,7 +63,8 @@ class Balancer:
     seed: for everything random in probes. Default 0.
 
     An update costs n + K forward and backward passes per probe batch and the memory of one parameter-sized vector. It
-    leaves the model, its gradients and all random states as they were. `docs/method.md` explains the rules.
+    leaves the model, its gradients and all random states as they were; the default keeps one more vector, an average
+    of the parameters. `docs/method.md` explains the rules.
     """
 
     history: list[Update]  # all of a hundred updates, then fewer and fewer; large tables are left out
