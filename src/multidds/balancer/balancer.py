@@ -268,6 +268,7 @@ class Balancer:
             rewards=estimate.rewards,
             errors=estimate.errors,
             relevance=estimate.relevance,
+            mixture=self.mixture.probabilities,
             weights=estimate.weights,
             train_losses=estimate.train_losses,
             dev_losses=estimate.dev_losses,

@@ -61,7 +61,7 @@ class PlanState:
         # Without sizes or length, none is ever repeated, and the given mixture is the plan before any evidence.
         self._sizes = self._start * _ENDLESS
         self._draws = 1.0
-        self._scale = np.sqrt(self._start)
+        self._scale = np.sqrt(self._start)  # relevance of which the plan is the given mixture
         if training.sizes is not None and training.draws is not None:
             self._sizes = np.array([training.sizes[name] for name in self._names], dtype=np.float64)
             self._draws = training.draws
@@ -70,7 +70,7 @@ class PlanState:
         self._repetition = RepetitionMemory(self._names)
         self._memory: RelevanceMemory | None = None
         if len(self._names) * len(self._dev_names) <= MAX_PAIRS:
-            prior = np.ones((len(self._dev_names), len(self._names)))
+            prior = np.tile(self._scale, (len(self._dev_names), 1))
             if self._planned:
                 prior = relevance_by_names(self._names, self._dev_names, training.groups)
             self._memory = RelevanceMemory(self._names, self._dev_names, prior)
@@ -96,7 +96,7 @@ class PlanState:
 
     def _matrix(self, counted: Any) -> Any:
         if self._memory is not None:
-            return self._memory.posterior()[0][counted] * self._factors * self._scale
+            return self._memory.posterior()[0][counted] * self._factors
         places = {name: i for i, name in enumerate(self._names)}
         own = np.array([places.get(name, -1) for name in self._dev_names])[counted]
         return NamedRelevance(own, OTHERS if self._planned else 1.0, self._factors * self._scale)
@@ -107,7 +107,7 @@ class PlanState:
             return None
         self._weights = np.array([evidence.weights[name] for name in self._dev_names])
         if self._memory is not None and evidence.relevance is not None:
-            self._memory.add(evidence.relevance)
+            self._memory.add(evidence.relevance, evidence.mixture)
         else:
             rewards = np.maximum([evidence.rewards[name] for name in self._names], 0.0)
             self._factors = rewards / rewards.max() if rewards.max() > 0 else np.ones(len(self._names))
