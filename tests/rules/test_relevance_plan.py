@@ -14,14 +14,13 @@ def training(dev=("goal",), weights=None, sizes=SIZES, draws=DRAWS, prior=None):
     return Training(prior, weights or {name: 1 / len(dev) for name in dev}, sizes, draws)
 
 
-def evidence(rows, weights=None, passes=None, mixture=None):
+def evidence(rows, weights=None, passes=None):
     """rows: {dev set: {dataset: cosine}}"""
     relevance = {dev: {name: (value, 0.02) for name, value in row.items()} for dev, row in rows.items()}
     rewards = dict.fromkeys(SIZES, 0.0)
     return Evidence(
         rewards=rewards,
         relevance=relevance,
-        mixture=mixture or dict.fromkeys(SIZES, 0.25),
         weights=weights or {dev: 1 / len(rows) for dev in rows},
         passes=passes or {},
     )

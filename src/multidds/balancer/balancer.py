@@ -104,7 +104,7 @@ class Balancer:
         )
         check_model(self._prober, reward, len(mixture))
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
-        pace = self._pace(every, steps, reward, rule, probes, sources)
+        pace = self._pace(every, steps, examples_per_step, reward, rule, probes, sources)
         part = None if pace.part is None else Part(*pace.part, members)
         if part is not None and pace.mixed and probes.dev_loss is not None:  # one gradient per dev set
             part = replace(part, dev_sets=min(part.dev_sets, pace.mixed[1]))
@@ -132,7 +132,14 @@ class Balancer:
         self.history = []
 
     def _pace(
-        self, every: int | Budget, steps: int | None, reward: Reward, rule: Rule, probes: Probes, sources: ProbeSources
+        self,
+        every: int | Budget,
+        steps: int | None,
+        examples_per_step: float | None,
+        reward: Reward,
+        rule: Rule,
+        probes: Probes,
+        sources: ProbeSources,
     ) -> Pace:
         """Returns the pace, and logs it with what to change if it is not enough."""
         size = self._prober.replicas.size
@@ -149,6 +156,7 @@ class Balancer:
             ahead=reward.ahead is not None,
             needs_all=reward.needs_all,
             mixed=None if reward.losses is None else sources.mixing("train")[0] * size,
+            cost=sources.batch_size * size / examples_per_step if sources.batch_size and examples_per_step else 1.0,
         )
         if isinstance(every, Budget):
             _log.info("Balancer: %s.", pace)
@@ -268,7 +276,6 @@ class Balancer:
             rewards=estimate.rewards,
             errors=estimate.errors,
             relevance=estimate.relevance,
-            mixture=self.mixture.probabilities,
             weights=estimate.weights,
             train_losses=estimate.train_losses,
             dev_losses=estimate.dev_losses,

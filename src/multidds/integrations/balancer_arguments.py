@@ -6,6 +6,7 @@ from typing import Any
 from ..balancer.arguments import check_groups, check_settings
 from ..mixture import Limits, Mixture
 from ..rewards import Reward, priorities
+from ..rules import Rule
 
 
 def check_balancer_arguments(mixture: Mixture, dev: Iterable[str], loss: object, arguments: dict[str, Any]) -> None:
@@ -19,6 +20,11 @@ def check_balancer_arguments(mixture: Mixture, dev: Iterable[str], loss: object,
     limits: Limits = arguments["limits"]
     groups = check_groups(mixture.names, arguments["groups"])
     limits.tracker(mixture.names, groups, sizes=dict.fromkeys(mixture.names, 1.0), draws=1.0, steps=1)
+
+
+def probe_batch_size(training: int, rule: Rule) -> int:
+    """Returns the examples of a probe batch, so that a probe of a set is as large as a training batch."""
+    return -(-training // 2) if rule.needs_errors else training
 
 
 def averages_gradients(reward: Reward) -> bool:

@@ -1,12 +1,10 @@
 """The relevance of datasets to dev sets: posterior means over all updates, with their standard errors. Pure.
 
-A cosine is worth what one more draw brings under the mixture in force; by the plan's own law (`mixture.planned`) that
-is the lasting relevance over the square root of the share. So the cosine of dataset i and dev set k at update t, times
-the root of the share of i, is modelled as s_kt a_ki + noise: a_ki lasts, and is what a plan needs up to a factor of its
-row; the scale s_kt of a row falls while a model learns. The noise of a probe is measured by its halves; what else
-changes from update to update has the variance s_kt S_k, with S_k the largest scale so far. An update counts by its
-information, s^2 / (noise^2 + s S): one at noise level says nothing, however late it comes. The prior is the relevance
-by names.
+The cosine of the gradients of dataset i and dev set k at update t is modelled as s_kt a_ki + noise: a_ki lasts, and is
+what a plan needs up to a factor of its row; the scale s_kt of a row falls while a model learns. The noise of a probe is
+measured by its halves; what else changes from update to update has the variance s_kt S_k, with S_k the largest scale so
+far. So an update counts by its information, s^2 / (noise^2 + s S): one at noise level says nothing, however late it
+comes. The prior is the relevance by names.
 """
 
 import math
@@ -55,17 +53,12 @@ class RelevanceMemory:
         self._noise = np.zeros(len(prior))  # sums over updates of the mean squared error of each row
         self._updates = np.zeros(len(prior))  # of each row
 
-    def add(self, table: Table, shares: Mapping[str, float]) -> None:
-        """Adds an update.
-
-        table: {dev set: {dataset: (cosine, error)}}; values that are not finite are left out.
-        shares: {dataset: probability} in force before the update.
-        """
+    def add(self, table: Table) -> None:
+        """Adds an update. table: {dev set: {dataset: (cosine, error)}}; values that are not finite are left out."""
         for dev, row in table.items():
             k = self._rows[dev]
             at = np.array([self._columns[name] for name in row], dtype=np.int64)
-            roots = np.sqrt([shares[name] for name in row])
-            cosines, errors = np.array(list(row.values()), dtype=np.float64).reshape(-1, 2).T * roots
+            cosines, errors = np.array(list(row.values()), dtype=np.float64).reshape(-1, 2).T
             finite = np.isfinite(cosines) & np.isfinite(errors)
             if not finite.any():
                 continue

@@ -70,7 +70,7 @@ class PlanState:
         self._repetition = RepetitionMemory(self._names)
         self._memory: RelevanceMemory | None = None
         if len(self._names) * len(self._dev_names) <= MAX_PAIRS:
-            prior = np.tile(self._scale, (len(self._dev_names), 1))
+            prior = np.ones((len(self._dev_names), len(self._names)))
             if self._planned:
                 prior = relevance_by_names(self._names, self._dev_names, training.groups)
             self._memory = RelevanceMemory(self._names, self._dev_names, prior)
@@ -96,7 +96,7 @@ class PlanState:
 
     def _matrix(self, counted: Any) -> Any:
         if self._memory is not None:
-            return self._memory.posterior()[0][counted] * self._factors
+            return self._memory.posterior()[0][counted] * self._factors * self._scale
         places = {name: i for i, name in enumerate(self._names)}
         own = np.array([places.get(name, -1) for name in self._dev_names])[counted]
         return NamedRelevance(own, OTHERS if self._planned else 1.0, self._factors * self._scale)
@@ -107,7 +107,7 @@ class PlanState:
             return None
         self._weights = np.array([evidence.weights[name] for name in self._dev_names])
         if self._memory is not None and evidence.relevance is not None:
-            self._memory.add(evidence.relevance, evidence.mixture)
+            self._memory.add(evidence.relevance)
         else:
             rewards = np.maximum([evidence.rewards[name] for name in self._names], 0.0)
             self._factors = rewards / rewards.max() if rewards.max() > 0 else np.ones(len(self._names))

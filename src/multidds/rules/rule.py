@@ -37,7 +37,6 @@ class Evidence:
     errors: {dataset: standard error of its reward}; empty if errors were not estimated.
     relevance: {dev set: {dataset: (cosine of their gradients, its standard error)}} of the sets that were probed; None
         if it was not measured.
-    mixture: {dataset: probability} in force before the update.
     weights: {dev set: weight}, the priority now.
     train_losses, dev_losses: {name: loss of the probe}.
     passes: {dataset: passes over it so far}; empty if sizes are not known.
@@ -46,7 +45,6 @@ class Evidence:
     rewards: dict[str, float]
     errors: dict[str, float] = field(default_factory=dict)
     relevance: Relevance | None = None
-    mixture: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     train_losses: dict[str, float] = field(default_factory=dict)
     dev_losses: dict[str, float] = field(default_factory=dict)
