@@ -674,6 +674,7 @@ def test_strategies_that_do_not_work_are_refused(strategy, options, message, tmp
     ("arguments", "message"),
     [
         ({"dev": {}}, "dev is empty"),
+        ({"dev": {"x": dataset(4), "y": dataset(0)}}, "dev: .*'y'"),
         ({"batchs": 2}, "batchs"),
         ({"loss": "mse"}, "loss .* str"),
         ({"every": 0}, "every .* 0"),
