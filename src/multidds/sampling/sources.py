@@ -46,7 +46,7 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     """
     label, key = f"{owner}: {role} {name!r}", (seed, role, name)
     if callable(source) and not hasattr(source, "__iter__"):
-        if isinstance(source, BatchesOf) and source.is_empty:
+        if isinstance(source, BatchesOf) and len(source.dataset) == 0:
             raise ValueError(f"{label}: there are no examples.")
         return _Function(key, source)
     if any(kind.__module__ == "accelerate.data_loader" for kind in type(source).__mro__):
@@ -111,19 +111,15 @@ class BatchesOf:
     splittable = True
 
     def __init__(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self.batch_size, self.collate_fn = dataset, batch_size, collate_fn
-
-    @property
-    def is_empty(self) -> bool:
-        return len(self._dataset) == 0
+        self.dataset, self.batch_size, self.collate_fn = dataset, batch_size, collate_fn
 
     def __call__(self, generator: torch.Generator) -> Any:
         return self.collate_fn(self.examples(generator, self.batch_size))
 
     def examples(self, generator: torch.Generator, count: int) -> list[Any]:
         """Draws `count` examples with replacement."""
-        indices = torch.randint(len(self._dataset), (count,), generator=generator, device="cpu")
-        return [self._dataset[i] for i in indices.tolist()]
+        indices = torch.randint(len(self.dataset), (count,), generator=generator, device="cpu")
+        return [self.dataset[i] for i in indices.tolist()]
 
 
 class _Function:
