@@ -138,6 +138,9 @@ def test_a_history_is_saved_in_a_folder_that_is_made_or_in_a_file_that_is_called
         save_history(updates("ab", count=1), path)
         assert len(moments_of(path)) == 1
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["mixture.jsonl", "own.jsonl"]
+    (tmp_path / "odd.jsonl").mkdir()
+    save_history(updates("ab", count=1), tmp_path / "odd.jsonl")
+    assert (tmp_path / "odd.jsonl" / "mixture.jsonl").is_file()
     (tmp_path / "x").touch()
     with pytest.raises(ValueError, match=r"x is a file.*\.jsonl"):
         save_history([], tmp_path / "x")

@@ -149,7 +149,8 @@ def save_history(
     to about 500,000 shares: if a training has more moments, they are thinned out evenly.
     """
     target = Path(path)
-    target = target if target.suffix == ".jsonl" else target / PLAIN
+    if target.suffix != ".jsonl" or target.is_dir():
+        target /= PLAIN
     if target.parent.is_file():
         raise ValueError(f"save_history: {target.parent} is a file; give a folder, or a name that ends in .jsonl.")
     target.parent.mkdir(parents=True, exist_ok=True)
