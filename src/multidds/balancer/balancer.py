@@ -90,6 +90,12 @@ class Balancer:
     ) -> None:
         # long: fifteen arguments, and the parts that are made of them in order.
         check_data(mixture, train, dev)
+        if mixture.learned:
+            _log.warning(
+                "Balancer: another balancer has moved this mixture, and this one begins with what it left (%s). To "
+                "begin anew, make a new Mixture.",
+                shares(mixture.probabilities),
+            )
         check_settings(loss, every, steps, examples_per_step, reward, rule, seed)
         members = check_groups(mixture.names, groups)
         self._prober = Prober(
@@ -121,7 +127,7 @@ class Balancer:
         self._prior = mixture.probabilities
         self._rule = self._start_rule(rule, draws, members)
         if _distance(plan := self._rule.mixture, self._prior) > _ROUNDING:
-            mixture.move(self._limits.applied(plan, step=0))
+            self._move(self._limits.applied(plan, step=0))
         self._plan = mixture.probabilities
         self._memory: RewardMemory | None = None
         by_rewards = rule.needs_errors and not measurement.measures_relevance
@@ -230,7 +236,7 @@ class Balancer:
             if probabilities is None:
                 skipped = "the rewards gave no finite probabilities"
             else:
-                self.mixture.move(self._limits.applied(probabilities, step))
+                self._move(self._limits.applied(probabilities, step))
         evidence = evidence or Evidence(estimate.rewards, estimate.errors)
         now = self.mixture.probabilities
         update = Update(
@@ -256,6 +262,10 @@ class Balancer:
         )
         append_update(self.history, update)
         return update
+
+    def _move(self, probabilities: Mapping[str, float]) -> None:
+        self.mixture.move(probabilities)
+        self.mixture.learned = True
 
     def _count_draws(self, step: int) -> None:
         """Adds the draws since the last update: the mixture has not moved in between."""
@@ -401,6 +411,7 @@ class Balancer:
             averaged.load_state_dict(state["averaged"], state["tensors"])
         self._estimator.load_state_dict(state["estimator"], tensors)
         self.mixture.load_state_dict(state["mixture"])
+        self.mixture.learned = True
         self._rule, self._limits, self._memory = rule, limits, memory
         self._prior = prior
         self._plan = {name: float(state["plan"][name]) for name in self.mixture}

@@ -166,7 +166,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         trainer, loader = self._trainer, kwargs["train_dataloader"]
         self._check_kinds(trainer)
         refusals.check_trainer(trainer, type(self), allowed=1)
-        self.mixture.move(self._prior)
+        if self.mixture.probabilities != self._prior:  # learned in an earlier training of this Trainer
+            self.mixture.move(self._prior)
         self._attach()
         same = self._drawn_by(trainer) is self._mixed and hasattr(loader, "set_epoch")
         refusals.check_loader(same and self._reads_all(loader))
