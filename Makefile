@@ -3,25 +3,27 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 # make demo SCALE=tiny: four languages, a minute, no result worth reading. CATALOGUES: another list of packages.
+# make demo GOAL=bel: one language as the goal, in a folder of its own.
 SCALE ?= full
 ifeq ($(SCALE),tiny)
 DEMO := demo-tiny
-CORPUS := data/catalogues-tiny --languages aze,bel,tur,rus
+CORPUS := data/catalogues-tiny --languages aze,bel,tur,rus --untranslated tur
 else
 DEMO := demo
-CORPUS := data/catalogues
+CORPUS := data/catalogues-untranslated --untranslated tur,por
 endif
+RUNS := runs/$(DEMO)$(if $(GOAL),-$(GOAL))
 # make nightly: all parts in turn, each at most two hours on two cores.
 PART ?= results site faults launchers extras install newest
 
 .PHONY: demo test test-fast nightly check docs proofs constraints wheel release-check bench clean
 
-demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one side by side, scores, a report
+demo: $(READY)  ## set up, then: a corpus with broken parts, four mixtures side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
-	$(BIN)/multidds experiment experiments/$(DEMO).toml
-	$(BIN)/multidds report runs/$(DEMO) -o runs/$(DEMO)/report
+	$(BIN)/multidds experiment experiments/$(DEMO).toml --folder $(RUNS) $(if $(GOAL),--set 'mixture.priority={"$(GOAL)-eng"=1.0}')
 	@echo "Translate a line of your own, from any of the languages in the table:"
-	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate runs/$(DEMO)/catalogues-m2o/learned/seed-1 --from tur"
+	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate $(RUNS)/untranslated/learned/seed-1 --from tur"
+	$(BIN)/multidds report $(RUNS) -o $(RUNS)/report
 
 test: $(READY)  ## set up, then run all tests but those of `make nightly`
 	$(BIN)/pytest -n auto --dist loadfile --durations 20

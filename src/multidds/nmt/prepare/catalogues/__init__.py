@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.checksummed import check_files, read_own_folder
-from ...common.errors import DamagedError
+from ...common.errors import DamagedError, UserError
 from ...common.files import LOCK, locked, recover
 from .cleaning import KEPT, LARGEST, MAX_CHARACTERS, MAX_RATIO, MIN_WORDS, SMALLEST, SPLITS, clean, split
 from .folder import AWAY, MAKER, MANIFEST, WHEELS, write_corpus
@@ -28,7 +28,11 @@ LAYOUT = 4  # of the folder, and of what cleaning and splitting do; grows when t
 
 
 def build(
-    folder: Path, languages: Sequence[str] = RELATED, packages: Path | None = None, progress: Say | None = None
+    folder: Path,
+    languages: Sequence[str] = RELATED,
+    packages: Path | None = None,
+    progress: Say | None = None,
+    untranslated: Sequence[str] = (),
 ) -> tuple[dict[str, Any], bool]:
     """Makes the corpus in a folder. Returns its manifest, and whether anything was made: False if it was there already.
 
@@ -36,9 +40,14 @@ def build(
     languages: their ISO 639-3 codes, or codes of two letters.
     packages: a list of packages as a TOML file; by default the one that ships with this package.
     progress: called with (what is done, tasks done, tasks in all).
+    untranslated: languages whose training pairs have a copy of the source in place of the English sentence, as much
+        crawled text has: a corpus with data that harms.
     """
     chosen, wanted = read_list(packages), sorted(languages_of(languages))
-    request = _request(chosen, wanted)
+    copies = sorted(languages_of(untranslated)) if untranslated else []
+    if missing := [language for language in copies if language not in wanted]:
+        raise UserError(f"untranslated: {', '.join(missing)}: not among the languages {', '.join(wanted)}.")
+    request = _request(chosen, wanted, copies)
     folder = folder.resolve()  # a link stays a link
     with locked(folder.with_name(folder.name + LOCK), f"{folder}: another process is making a corpus there."):
         recover(folder)
@@ -48,12 +57,13 @@ def build(
         return _built(folder, chosen, wanted, request, progress or (lambda what, done, total: None)), True
 
 
-def _request(chosen: PackageList, languages: Sequence[str]) -> dict[str, Any]:
+def _request(chosen: PackageList, languages: Sequence[str], untranslated: Sequence[str]) -> dict[str, Any]:
     """Returns everything that decides what is in the corpus."""
     return {
         "layout": LAYOUT,
         "list": hashlib.sha256(chosen.model_dump_json().encode()).hexdigest(),
         "languages": languages,
+        "untranslated": untranslated,
         "settings": {
             "min_words": MIN_WORDS,
             "max_characters": MAX_CHARACTERS,
@@ -81,6 +91,8 @@ def _built(
         say(f"cleaning {language}", number, len(languages))
         cleaned[language], dropped[language] = clean(found[language].pairs, SCRIPTS[language])
     corpus = split(cleaned)
+    for language in request["untranslated"]:
+        corpus[language]["train"] = [(source, source) for _, source in corpus[language]["train"]]
     counts = {}
     for language in languages:
         sizes = {name: len(corpus[language][name]) for name in SPLITS}

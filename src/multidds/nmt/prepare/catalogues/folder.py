@@ -76,6 +76,7 @@ do not make another sentence. "Held out elsewhere" is what a language cannot tra
 language is its dev set and a tenth its test set, 100 to 300 sentences each; where that gives fewer than 300 test
 sentences, the test set takes more, up to 300, as long as about 220 are left to train on.
 Catalogues that could not be read: {skipped} (listed in corpus.json).
+Languages whose training pairs were made copies of their source, on purpose: {untranslated}.
 
 ## Whose text this is
 
@@ -97,6 +98,7 @@ def _readme(facts: Mapping[str, Any]) -> str:
     return _README.format(
         counts=_markdown(["language", *SPLITS, "held out elsewhere", "read", *reasons, "kept"], rows),
         skipped=len(facts["skipped"]),
+        untranslated=", ".join(facts["request"]["untranslated"]) or "none",
         packages=_markdown(["package", "version", "licence", "catalogues"], packages),
     )
 
