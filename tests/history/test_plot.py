@@ -57,7 +57,7 @@ def test_the_prior_is_a_column_if_the_training_began_elsewhere():
     assert ends(shares) == ["a  20→53%", "b  20→33%", "c  60→13%"]
     assert [bar.get_height() for bar in prior.patches] == pytest.approx([0.2, 0.2, 0.6, 0])
     lines = {line.get_label(): line.get_ydata()[0] for line in facts.lines}
-    assert lines == {"signal: what is not noise": 0.5, "from the prior": 0.3, "without rewards": 0, "by rewards": 0}
+    assert lines == {"signal in the evidence": 0.5, "both": 0.3, "the plan": 0, "learning": 0}
     with pytest.raises(ValueError, match="panels.*'rewards'"):
         plot(moving, panels=["rewards"])
 

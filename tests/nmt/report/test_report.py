@@ -78,7 +78,9 @@ def test_the_runs_of_these_tests_have_the_keys_of_real_ones(tiny, tmp_path):
         keys = [set(json.loads((run / file).read_text())) for run in (tiny / "runs" / "tiny", made)]
         assert keys[1] <= keys[0], file
     (sentence,) = report([tiny / "runs" / "tiny"], tmp_path / "report").summaries
-    assert re.match(r"prepared: learned: 24 updates in 600 steps; \w+-base \d+% → \d+%", sentence)
+    assert re.match(
+        r"prepared: learned: 24 updates in 600 steps; .*\d+% of the draws.*: \w+-base \d+% → \d+%", sentence
+    )
 
 
 # ------------------------------------------------------------------------------------------ what runs are called
@@ -291,10 +293,12 @@ def test_what_has_no_content_is_left_out(tmp_path):
     made = report([tmp_path / "a"], tmp_path / "out")
     page = made.page.read_text(encoding="utf-8")
     headings = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", page)
-    assert headings == ["What the mixture did", "Alignment over time", "s: sentence pairs", "Runs", "The runs"]
+    assert headings == ["What the mixture did", "Which data helps which goal?", "s: sentence pairs", "Runs", "The runs"]
     for word in ("No run", "It takes", "nothing to compare", "missing"):
         assert word not in page.replace("const missing", "").replace("what is missing", "")
-    assert made.summaries == ["s: MultiDDS-S: 1 update in 10 steps; aze-eng 100% → 100%."]
+    assert made.summaries == [
+        "s: MultiDDS-S: 1 update in 10 steps; the plan moved 2% of the draws, learning 8% more: aze-eng 100% → 100%."
+    ]
 
 
 def test_a_score_of_zero_is_a_score(tmp_path):

@@ -4,6 +4,7 @@ Reads files only; needs neither torch nor the data that a run was trained on. A 
 config, never after its folder, so that a label cannot differ from what was run.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -287,9 +288,15 @@ def _read(folder: Path) -> Run:
 
 def mixture_run_of(run: Run) -> MixtureRun:
     """Returns the mixture of one of our runs, and its validations."""
-    validations = {name: [(float(r.step), r.dev_loss[name]) for r in run.validations] for name in run.names}
+    validations = run.validations
+    losses = {
+        name: [(float(r.step), r.dev_loss[name]) for r in validations if math.isfinite(r.dev_loss[name])]
+        for name in run.names
+    }
+    losses = {name: points for name, points in losses.items() if points}
     label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
-    return MixtureRun(label, run.folder, read_moments(run.folder), validations)
+    passes = validations[-1].passes if validations else {}
+    return MixtureRun(label, run.folder, read_moments(run.folder), losses, run.weights, passes)
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from multidds.history import Relevance
+
 Numbers = dict[str, float]  # by dataset, or by dev set
 
 
@@ -59,6 +61,7 @@ class Updated(Record):
     notes: list[str]
     seconds: float
     alignment: AlignmentFacts | None = None
+    relevance: Relevance = {}  # by all evidence so far, if the rule estimates it
 
 
 class Validated(Record):
