@@ -20,10 +20,10 @@ COLOURS = ("#4477aa", "#ee6677", "#44a06c", "#ccbb44", "#66ccee", "#aa3377", "#e
 OTHERS = "all others"
 _OTHERS_COLOUR = "#a8acb3"
 _TITLES = {
-    "balance": "draws moved by",
+    "balance": "draws\nmoved by",
     "reward": "reward",
-    "dev_loss": "dev loss of the probes",
-    "passes": "passes over each dataset",
+    "dev_loss": "dev loss\n(probes)",
+    "passes": "passes",
 }
 _FACTS = {  # {fact: (colour, line, label)}
     "signal": ("#8a8f98", ":", "signal in the evidence"),
