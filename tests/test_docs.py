@@ -54,9 +54,9 @@ def trainer_surroundings(folder, steps):
 
 
 @pytest.mark.slow
-def test_the_trainer_of_the_readme_runs_before_and_after_the_diff(tmp_path):
+def test_the_trainer_of_the_readme_runs_before_and_after_the_diff_and_that_of_the_site(tmp_path):
     diff, _ = blocks(ROOT / "README.md", "diff")
-    for code in before_and_after(diff):
+    for code in (*before_and_after(diff), *blocks(ROOT / "docs" / "index.md", "python")):
         names = trainer_surroundings(tmp_path, steps=2000)
         exec(code, names)
         assert names["trainer"].state.global_step == 2000
