@@ -51,6 +51,7 @@ class Section:
     """The part of the page about one setting, or about runs on the same datasets. What is empty is left out."""
 
     name: str
+    about: str = ""  # a line below the name
     summaries: list[str] = field(default_factory=list)
     tiles: list[tuple[str, str]] = field(default_factory=list)  # (value, caption)
     warnings: list[str] = field(default_factory=list)
@@ -109,7 +110,9 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
     labels = [label for label in (chosen, setting.best_baseline, *others) if label] or setting.labels[:1]
     shown = [mixture_run_of(setting.of(label)[0]) for label in dict.fromkeys(labels)][:_SHOWN]
     shown = [run for run in shown if run.moments]
-    section = Section(setting.name, tiles=_tiles(shown[:1], compared), rows=rows_of(shown), warnings=_warnings(shown))
+    section = Section(
+        setting.name, setting.about, tiles=_tiles(shown[:1], compared), rows=rows_of(shown), warnings=_warnings(shown)
+    )
     if compared.rows:
         section.scores = compared
         section.summaries = [tables.summary(setting, compared)]

@@ -31,6 +31,7 @@ _LABEL_KEYS = (
     "priority",
     "switch_epoch",
 )
+_MOST_PAIRS = 12  # named in a line
 _IGNORED = _ELSEWHERE | {f"mixture.{key}" for key in _LABEL_KEYS}
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
 _LEARNED = {
@@ -173,6 +174,12 @@ class Setting:
     def weights(self) -> dict[str, float]:
         """{language pair: weight} of means: the priority, if runs have one and the same, else 1 for each."""
         return self.runs[0].weights
+
+    @property
+    def about(self) -> str:
+        """The direction and the language pairs, for those to whom the name says nothing."""
+        shown = ", ".join(self.pairs[:_MOST_PAIRS]) + (", ..." if len(self.pairs) > _MOST_PAIRS else "")
+        return f"{self.runs[0].config.data.direction}, {len(self.pairs)} language pairs: {shown}"
 
     @property
     def weighted(self) -> bool:
