@@ -261,7 +261,7 @@ def test_averages_follow_the_priority_and_say_so(tmp_path):
     assert table.rows[-1]["learned"].number == pytest.approx(learned.bleu)
     assert "priority: aze-eng 1, bel-eng 2." in " ".join(table.notes)
     summary = tables.summary(setting, table)
-    assert f"{learned.bleu:.2f} mean BLEU, weighted by the priority" in summary
+    assert f"mean BLEU, weighted by the priority: learned, own priority {learned.bleu:.2f}, uniform" in summary
     assert summary.endswith("of 2 that count.")
     make_run(tmp_path / "e", RELATED[:3], method="multidds", priority={"glg-eng": 1.0})
     setting = one_setting([tmp_path])

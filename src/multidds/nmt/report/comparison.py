@@ -103,11 +103,8 @@ class Comparison:
 def compared(runs: Sequence[MixtureRun]) -> Comparison | None:
     """Compares runs by the dev sets that all of them have; None if fewer than two were evaluated on the same."""
     evaluated = [run for run in runs if run.evaluations]
-    names = (
-        [name for name in evaluated[0].evaluations if all(name in run.evaluations for run in evaluated)]
-        if evaluated
-        else []
-    )
+    first = evaluated[0].evaluations if evaluated else {}
+    names = [name for name in first if all(name in run.evaluations for run in evaluated)]
     given = next((run.weights for run in evaluated if run.weights), {})
     weights = {name: given.get(name, 0.0 if given else 1.0) for name in names}
     if not any(weights.values()):

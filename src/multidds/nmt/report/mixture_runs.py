@@ -7,7 +7,7 @@ without a history of its mixture is static; its own evaluations are enough to co
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 NOTHING = Markup("")
 _MOST_CELLS = 24  # rows and columns of a heat map
 _MOST_PASSES = 16  # over a dataset, unless a proportional mixture makes more: beyond, it is learned by heart
-_MOST_WARNINGS = 5
+_MOST_NAMED = 5  # datasets in a warning
 _FACTS = {"unlearned": "the plan", "learned": "learning", "drift": "both", "signal": "signal"}
 _FACT_COLOURS = dict(zip(_FACTS.values(), (COLOURS[3], COLOURS[1], COLOURS[0], charts.GREY), strict=True))
 _MOVED = (
@@ -119,17 +119,17 @@ class MixtureRun:
             f"{name} gets {charts.percent(share)} of the draws and helps no dev set that counts: its best measured "
             f"relevance is {best:.2f}. Look at its examples (another language, copies, noise?); leave it out, or limit "
             "its share."
-            for name, share, best in self._useless()
+            for name, share, best in islice(self._useless(), _MOST_NAMED)
         ]
         most = max(_MOST_PASSES, self._proportional_passes())
-        sentences += [
-            f"{name} was gone through {passes:.0f} times; after {most:.0f} passes or so a model learns examples by "
-            "heart. Add data like it, limit its passes, or train for fewer steps."
-            for name, passes in sorted(self.passes.items(), key=lambda item: -item[1])
-            if passes > most
-        ]
-        if len(sentences) > _MOST_WARNINGS:
-            sentences[_MOST_WARNINGS:] = [f"The same holds for {len(sentences) - _MOST_WARNINGS} more datasets."]
+        often = sorted((name for name in self.passes if self.passes[name] > most), key=lambda name: -self.passes[name])
+        if often:
+            named = ", ".join(f"{name} ({self.passes[name]:.0f} times)" for name in often[:_MOST_NAMED])
+            others = f" and {len(often) - _MOST_NAMED} more" if len(often) > _MOST_NAMED else ""
+            sentences.append(
+                f"{named}{others}: after {most:.0f} passes or so a model learns examples by heart. Add data like it, "
+                "limit its passes, or train for fewer steps."
+            )
         return sentences
 
     def _useless(self) -> Iterator[tuple[str, float, float]]:
@@ -137,9 +137,12 @@ class MixtureRun:
 
         The relevance is the mean of the later half of the updates: cosines of one update are noise.
         """
-        tables = later_half([moment.relevance for moment in self.moments if moment.relevance])
-        last = self.moments[-1].mixture if tables else {}
-        dev = [name for name in tables[-1] if self.weights.get(name, 1.0) > 0] if tables else []
+        tables = [moment.relevance for moment in self.moments if moment.relevance]
+        if not tables:
+            return
+        tables = tables[len(tables) // 2 :]
+        last = self.moments[-1].mixture
+        dev = [name for name in tables[-1] if self.weights.get(name, 1.0) > 0]
         for name, share in sorted(last.items(), key=lambda item: -item[1]):
             values = [
                 sum(table[d][name][0] for table in tables) / len(tables)
@@ -163,10 +166,6 @@ class MixtureRun:
         }
         sizes = sum(share / self.passes[name] for name, share in drawn.items())
         return sum(drawn.values()) / sizes if sizes else 0.0
-
-
-def later_half(values: Sequence[T]) -> Sequence[T]:
-    return values[len(values) // 2 :]
 
 
 def read_mixture_runs(folder: Path) -> Iterator[MixtureRun]:

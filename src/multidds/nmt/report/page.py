@@ -111,7 +111,11 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
     shown = [mixture_run_of(setting.of(label)[0]) for label in dict.fromkeys(labels)][:_SHOWN]
     shown = [run for run in shown if run.moments]
     section = Section(
-        setting.name, setting.about, tiles=_tiles(shown[:1], compared), rows=rows_of(shown), warnings=_warnings(shown)
+        setting.name,
+        setting.about,
+        tiles=_tiles(shown[:1], compared, setting.weighted),
+        rows=rows_of(shown),
+        warnings=_warnings(shown),
     )
     if compared.rows:
         section.scores = compared
@@ -164,12 +168,15 @@ def _write_figure(key: str, canvas: Any, out: Path) -> str:
     return file_name(key)
 
 
-def _tiles(runs: Sequence[MixtureRun], compared: ReportTable | None = None) -> list[tuple[str, str]]:
+def _tiles(
+    runs: Sequence[MixtureRun], compared: ReportTable | None = None, weighted: bool = False
+) -> list[tuple[str, str]]:
     """Returns the few numbers that matter, of the run that a section is about."""
     tiles = []
     if compared is not None and compared.rows:
         average = compared.rows[-1]
-        tiles += [(average[key].text, f"BLEU, {compared.columns[key]}") for key in ("learned", "baseline")]
+        bleu = "BLEU by priority" if weighted else "BLEU"
+        tiles += [(average[key].text, f"{bleu}, {compared.columns[key]}") for key in ("learned", "baseline")]
         tiles.append((average["difference"].text, "difference in BLEU"))
     for run in runs:
         if run.updates:

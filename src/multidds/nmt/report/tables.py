@@ -334,10 +334,11 @@ def summary(setting: Setting, table: ReportTable) -> str:
     better, worse = (
         sum(row[key].star if tested else row[key].bold for row in counted) for key in ("learned", "baseline")
     )
-    kind = "mean BLEU, weighted by the priority" if setting.weighted else "BLEU on average"
-    which = "language pairs" if len(counted) == len(pairs) else "that count"
+    ours = f"{table.columns['learned']} {average['learned'].text}"
+    weighted = f", mean BLEU, weighted by the priority: {ours}"
+    which = "language pairs" if len(counted) == len(pairs) else "that count" + "s" * (len(counted) == 1)
     return (
-        f"{setting.name}: {table.columns['learned']} {average['learned'].text} {kind}, "
+        f"{setting.name}{weighted if setting.weighted else f': {ours} BLEU on average'}, "
         f"{table.columns['baseline']} {average['baseline'].text} ({average['difference'].text}); "
         f"{'significantly ' if tested else ''}better in {better} and worse in {worse} of {len(counted)} {which}."
     )
