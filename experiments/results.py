@@ -20,6 +20,18 @@ from domains_table import student
 ROOT = Path(__file__).parent.parent
 DEFAULT, ANCHOR, CONTROL = "anchored", "planned", "shuffled"
 TRIALS = ("anchored-accuracy", "anchored-transfer", "planned-transfer")  # other forms of the default
+NAMES = {  # {method: its name on a page}; others are their own names
+    "anchored": "learned (0.2.0)",
+    "anchored-accuracy": "learned (0.2.0), by accuracy",
+    "anchored-transfer": "learned (0.2.0), with transfer",
+}
+WORDS = {  # {setting: what it is, for those who do not know its name}
+    "catalogues-m2o": "program messages into English",
+    "catalogues-o2m": "program messages out of English",
+    "tatoeba-m2o": "everyday sentences into English",
+    "domains, under-trained": "language model, short training",
+    "domains, unwanted": "language model, one dataset unwanted",
+}
 RIVALS = (  # what has to be beaten: static and scheduled mixtures that others use
     "proportional",
     "temperature-3",
@@ -80,6 +92,12 @@ class Setting:
         return found, found - spread, found + spread, len(seeds)
 
 
+def named(method: str) -> str:
+    """A method as it is called in a table, the default in bold."""
+    name = NAMES.get(method, method)
+    return f"**{name}**" if method == DEFAULT else name
+
+
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
@@ -122,9 +140,8 @@ def table(setting: Setting) -> list[str]:
         passes = max(mean([run["curve"][-1]["passes"][name] for run in runs]) for name in runs[0]["dev"])
         seconds = [run["seconds"] for run in runs]
         cost = 100 * mean([one.get("updates", 0.0) / one["steps"] for one in seconds])
-        name = f"**{method}**" if method == DEFAULT else method
         lines.append(
-            f"| {name} | {len(runs)} | {shown(setting.scores(method, 'dev'), digits)} "
+            f"| {named(method)} | {len(runs)} | {shown(setting.scores(method, 'dev'), digits)} "
             f"| {shown(setting.scores(method, 'test'), digits)} | {accuracy:.4f} | {passes:.0f} | "
             f"{f'{cost:.0f}%' if cost >= 0.5 else '-'} |"
         )
@@ -189,13 +206,14 @@ def regrets(settings: Sequence[Setting]) -> list[str]:
         score = setting.sign * mean(setting.scores(method, "test", seeds[setting.name]))
         return 100 * (best[setting.name] - score) / abs(best[setting.name])
 
-    lines = ["| mixture | " + " | ".join(setting.name for setting in settings) + " | mean | worst |"]
+    lines = [
+        "| mixture | " + " | ".join(WORDS.get(setting.name, setting.name) for setting in settings) + " | mean | worst |"
+    ]
     lines.append("|---|" + "---|" * (len(settings) + 2))
     rows = {method: [behind(method, setting) for setting in settings] for method in everywhere}
     for method in sorted(rows, key=lambda one: mean(rows[one])):
-        name = f"**{method}**" if method == DEFAULT else method
         cells = " | ".join(f"{value:.1f}%" for value in (*rows[method], mean(rows[method]), max(rows[method])))
-        lines.append(f"| {name} | {cells} |")
+        lines.append(f"| {named(method)} | {cells} |")
     lines.append(f"| *seeds* | {' | '.join(str(len(seeds[setting.name])) for setting in settings)} | | |")
     return lines
 

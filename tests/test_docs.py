@@ -40,6 +40,21 @@ def test_the_readme_gives_the_two_commands():
     assert {line.partition("#")[0].strip() for line in lines} >= {"make demo", "make test"}
 
 
+@pytest.mark.parametrize(
+    "page", [*PAGES, *ROOT.glob("recipes/*.toml"), *ROOT.glob("experiments/*.toml")], ids=lambda path: path.name
+)
+def test_short_names_are_explained_where_they_stand(page):
+    """And the default has one name. The log and the changelog are about earlier versions, too."""
+    text = re.sub(r"\s+", " ", page.read_text(encoding="utf-8"))
+    prose = re.sub(r"recipes/ted-\w+-\w+\.toml", "", text)
+    if "m2o" in prose and page.name not in ("log.md", "CHANGELOG.md"):
+        assert re.search(r"many-to-one \(m2o\)|m2o.{1,10}many-to-one|many-to-one is m2o|into English \(m2o\)", prose)
+    if "{many}" in text and page.name != "architecture.md":
+        assert re.search(r"\{many\}( is|:| \(that side)", text)
+    if page.name not in ("log.md", "CHANGELOG.md"):
+        assert "anchored" not in text.lower()
+
+
 def test_the_version_is_the_same_wherever_it_stands():
     versions = re.findall(r"(?m)^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     versions += re.findall(r"(?m)^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))[:1]
@@ -54,9 +69,9 @@ def trainer_surroundings(folder, steps):
 
 
 @pytest.mark.slow
-def test_the_trainer_of_the_readme_runs_before_and_after_the_diff(tmp_path):
+def test_the_trainer_of_the_readme_runs_before_and_after_the_diff_and_that_of_the_site(tmp_path):
     diff, _ = blocks(ROOT / "README.md", "diff")
-    for code in before_and_after(diff):
+    for code in (*before_and_after(diff), *blocks(ROOT / "docs" / "index.md", "python")):
         names = trainer_surroundings(tmp_path, steps=2000)
         exec(code, names)
         assert names["trainer"].state.global_step == 2000

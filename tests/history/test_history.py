@@ -170,7 +170,7 @@ def test_a_balancer_saves_its_start_and_its_tables(tmp_path):
     save_history(Saved(updates("ab", count=1, alignment=table)), tmp_path / "other.jsonl")
     first, second = moments_of(tmp_path / "other.jsonl")
     assert first.mixture == {"a": 0.9, "b": 0.1}
-    assert second.cosines == {"x": {"a": 0.5, "b": -1.0}}
+    assert second.relevance == {"x": {"a": (0.5, None), "b": (-1.0, None)}}
 
 
 def test_a_file_of_ten_thousand_datasets_stays_small(tmp_path):

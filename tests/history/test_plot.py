@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from matplotlib.transforms import Bbox
 from updates import updates
 
 from multidds import plot
@@ -57,7 +58,7 @@ def test_the_prior_is_a_column_if_the_training_began_elsewhere():
     assert ends(shares) == ["a  20→53%", "b  20→33%", "c  60→13%"]
     assert [bar.get_height() for bar in prior.patches] == pytest.approx([0.2, 0.2, 0.6, 0])
     lines = {line.get_label(): line.get_ydata()[0] for line in facts.lines}
-    assert lines == {"signal: what is not noise": 0.5, "from the prior": 0.3, "without rewards": 0, "by rewards": 0}
+    assert lines == {"signal in the evidence": 0.5, "both": 0.3, "the plan": 0, "learning": 0}
     with pytest.raises(ValueError, match="panels.*'rewards'"):
         plot(moving, panels=["rewards"])
 
@@ -67,8 +68,30 @@ def test_files_are_drawn_with_their_passes(tmp_path):
     for count in (1, 2):
         save_history(given[:count], tmp_path, passes={"a": 0.5 * count, "b": 0.2 * count})
     figure = plot(tmp_path)
-    assert figure.axes[-1].get_ylabel() == "passes over each dataset"
+    assert figure.axes[-1].get_ylabel() == "passes"
     assert max(line.get_ydata()[-1] for line in figure.axes[-1].lines) == 1.0
+
+
+@pytest.mark.parametrize("count", [2, 6, 30])
+@pytest.mark.parametrize("own", [True, False])
+def test_labels_do_not_collide(tmp_path, count, own):
+    """With all panels; dev sets that are datasets, or have names of their own and so a legend."""
+    names = [f"a dataset with a long name {i}" for i in range(count)]
+    losses = {f"goal {i}" if own else name: 2.0 + i for i, name in enumerate(names)}
+    prior = dict.fromkeys(names, 0.0) | {names[0]: 1.0}
+    given = updates(names, moving=0.005, dev_losses=losses, prior=prior, drift=0.3, signal=0.5)
+    for count, passes in ((4, 10.0), (5, 20.0)):
+        save_history(given[:count], tmp_path, given[0].mixture, dict.fromkeys(names, passes))
+    figure = plot(tmp_path)
+    assert len(figure.axes) == 6  # shares, four panels, the prior
+    figure.draw_without_rendering()
+    texts = [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label, *axes.texts)]
+    texts += [text for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text()]
+    for i, (one, box) in enumerate(boxes):
+        for other, beside in boxes[:i]:
+            overlap = Bbox.intersection(box, beside)
+            assert overlap is None or min(overlap.width, overlap.height) < 0.5, (one, other)
 
 
 def test_one_moment_is_a_picture_and_none_is_an_error():

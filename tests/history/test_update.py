@@ -13,7 +13,7 @@ def test_an_update_is_one_line():
     before, after = {"python": 0.8, "markdown": 0.16, "sql": 0.04}, {"python": 0.67, "markdown": 0.25, "sql": 0.08}
     moved = update(after, before, signal=0.93, drift=0.131, learned=0.1)
     assert str(moved) == "step 500  python 80→67%  markdown 16→25%  sql 4→8%"
-    assert repr(moved) == f"Update({moved}; signal 0.93; 0.13 from the prior, 0.10 of it learned)"
+    assert repr(moved) == f"Update({moved}; signal 0.93; learning moved 10% of the draws)"
     assert str(update(after, after)) == "step 500  unchanged: python 67%, markdown 25%, sql 8%"
     assert str(update(after, {})) == "step 500  python 67%, markdown 25%, sql 8%"
     assert str(update(after, after, skipped="the loss is NaN")) == "step 500  no update: the loss is NaN"

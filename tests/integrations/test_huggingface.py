@@ -313,7 +313,7 @@ def test_datasets_of_any_names_are_trained_logged_and_resumed(tmp_path):
         trainer, callback = trainer_of(tmp_path, every=4, data=data, settings={**settings, "max_steps": steps})
         trainer.train(resume_from_checkpoint=resume)
     logged = [row for row in trainer.state.log_history if f"mixture/{names[0]}" in row]
-    assert [row["step"] for row in logged] == [4, 8, 12]
+    assert [row["step"] for row in logged] == [0, 4, 8, 12]
     assert {name: logged[-1][f"mixture/{name}"] for name in names} == callback.mixture.probabilities
 
 
@@ -325,7 +325,12 @@ def test_updates_are_logged_and_evaluations_rank_the_dev_sets(tmp_path):
     trainer, callback = trainer_of(tmp_path, every=4, settings=settings, priority="low")
     trainer.train()
     history = trainer.state.log_history
-    updates = [row for row in history if "mixture/a" in row]
+    start, *updates = [row for row in history if "mixture/a" in row]
+    assert (start["step"], start["mixture/a"], start["prior/a"]) == (
+        0,
+        callback.balancer.start["a"],
+        pytest.approx(6 / 44),
+    )
     assert [row["step"] for row in updates] == [4, 8, 12]
     assert [row["step"] for row in history if "loss" in row] == [2, 4, 6, 8, 10, 12, 14]
     for row, update in zip(updates, callback.balancer.history, strict=True):

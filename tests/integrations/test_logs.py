@@ -93,7 +93,9 @@ def test_output_folder_of_a_trainer_has_the_whole_history(tmp_path):
     assert moments[0].mixture == pytest.approx(Mixture.proportional(SIZES).probabilities)
     assert moments[-1].mixture == callback.mixture.probabilities
     assert moments[-1].groups["passes"].keys() == SIZES.keys()
-    assert [moment.step for moment in moments_of(tmp_path / "checkpoint-14")] == [4, 8, 12]
+    start, *later = moments_of(tmp_path / "checkpoint-14")  # the Trainer's own log
+    assert (start.step, start.mixture, start.prior) == (0, moments[0].mixture, moments[0].mixture)
+    assert [moment.step for moment in later] == [4, 8, 12]
 
 
 class Recorder:

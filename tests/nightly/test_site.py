@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, every link in it leads somewhere, and it needs no network."""
 
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -74,6 +75,25 @@ def test_the_site_needs_no_network(site, pages):
         assert not [address for address in page.loaded if urlsplit(address).netloc], file.name
     for style in site.rglob("*.css"):
         assert "url(http" not in style.read_text(encoding="utf-8").replace('"', ""), style.name
+
+
+def test_in_a_browser_no_code_is_cut_off(site):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("Chromium is not installed (.ci/run installs Debian's)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for width in (1300, 1400, 1600):
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            for file in sorted(site.glob("*.html")):
+                page.goto(file.as_uri())
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, (file.name, width)
+                cut = (
+                    "blocks => blocks.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"
+                )
+                assert page.locator("pre").evaluate_all(cut) == [], (file.name, width)
 
 
 def test_every_public_name_is_in_the_reference(site):

@@ -86,6 +86,7 @@ def make_run(
                         "train_norms": [1.0] * len(names),
                         "dev_norms": [1.0] * len(names),
                     },
+                    "relevance": {},
                 }
             )
         if i % 3 == 0:

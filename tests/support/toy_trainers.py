@@ -175,7 +175,7 @@ def mixtures(trainer):
     return {
         log["step"]: {key.removeprefix("mixture/"): p for key, p in log.items() if key.startswith("mixture/")}
         for log in trainer.state.log_history
-        if any(key.startswith("mixture/") for key in log)
+        if log["step"] > 0 and any(key.startswith("mixture/") for key in log)
     }
 
 

@@ -18,6 +18,7 @@ from .history import (
     FACTS,
     Moment,
     append_update,
+    evaluations_of,
     evenly,
     find_history,
     moments_of,
@@ -26,20 +27,23 @@ from .history import (
     top_movers,
 )
 from .plot import COLOURS, OTHERS, bands_of, limit_of, plot, style
-from .update import Update
+from .update import Relevance, Update, moved_by
 
 __all__ = [
     "COLOURS",
     "FACTS",
     "OTHERS",
     "Moment",
+    "Relevance",
     "Update",
     "append_update",
     "bands_of",
+    "evaluations_of",
     "evenly",
     "find_history",
     "limit_of",
     "moments_of",
+    "moved_by",
     "plot",
     "save_history",
     "shares_of",

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +16,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from .update import MOST_NAMES, Update
+from .update import MOST_NAMES, Relevance, Update
 
 T = TypeVar("T")
 Groups: TypeAlias = dict[str, dict[str, float]]
 GROUPS = ("mixture", "reward", "noise", "dev_loss", "train_loss", "dev_weight", "passes")
 FACTS = ("signal", "drift", "learned", "unlearned")
+_EVALUATION = re.compile(
+    r"(?:eval|val|valid|validation)[_/](?:(.+?)[_/])?loss(?:[_/](?!step$|epoch$)(.+?))?(?:_epoch)?"
+)
 _MOST_UPDATES = 100  # in memory
 _SHARES_IN_MEMORY = 200_000  # updates * datasets: of more than 2,000 datasets fewer updates stay
 _SHARES_IN_FILE = 500_000  # moments * datasets, but at least 50 moments
@@ -35,14 +39,14 @@ class Moment:
     groups: of GROUPS those that are known, {"mixture": {dataset: probability}, ...}.
     facts: of FACTS those that are known, {"signal": 0.9, ...}.
     prior: {dataset: probability} that the training was given, if this moment has it.
-    cosines: {dev set: {dataset: cosine of their gradients, or relevance}}, if the update had a table.
+    relevance: {dev set: {dataset: (relevance or cosine of their gradients, its error)}}, if the update had a table.
     """
 
     step: int
     groups: Groups
     facts: dict[str, float] = field(default_factory=dict)
     prior: dict[str, float] = field(default_factory=dict)
-    cosines: Groups = field(default_factory=dict)
+    relevance: Relevance = field(default_factory=dict)
 
     @property
     def mixture(self) -> dict[str, float]:
@@ -97,6 +101,21 @@ def moments_of(history: Iterable[Update] | str | PathLike[str]) -> list[Moment]:
         raise ValueError(f"{Path(history)}: is no history of a mixture: there is none of {', '.join(_READERS)} in it.")
     moments = [moment for moment in _READERS.get(path.name, _lines)(path) if "mixture" in moment.groups]
     return sorted(moments, key=lambda moment: moment.step)
+
+
+def evaluations_of(folder: str | PathLike[str]) -> dict[str, list[tuple[float, float]]]:
+    """Returns {dev set: [(step, loss), ...]} of a training's own evaluations, whether its mixture was learned or not.
+
+    folder: the output folder of a Trainer, or one with a log as Lightning's CSVLogger writes it (metrics.csv). The keys
+        are `eval_loss`, `eval_az_loss`, `val_loss/az` and the like; a dev set without a name is called "dev".
+    """
+    losses: dict[str, list[tuple[float, float]]] = {}
+    paths = [_newest(Path(folder), name) for name in ("trainer_state.json", "metrics.csv")]
+    for step, entry in (row for path in paths if path is not None for row in _entries(path)):
+        for key, value in entry.items():
+            if (named := _EVALUATION.fullmatch(key)) and math.isfinite(float(value)):
+                losses.setdefault(named[1] or named[2] or "dev", []).append((float(step), float(value)))
+    return {name: sorted(points) for name, points in losses.items()}
 
 
 def find_history(path: Path) -> Path | None:
@@ -191,28 +210,16 @@ def _joined(written: list[Moment], new: list[Moment]) -> tuple[list[Moment], lis
 
 
 def _moment(update: Update, groups: Groups) -> Moment:
-    cosines: Groups = {}
-    if len(update.weights) * len(update.mixture) > _TABLE_ENTRIES:
-        pass
-    elif (table := update.alignment) is not None:
-        cosines = {
-            dev: {name: round(cosine, 5) for name, cosine in zip(table.train_names, row, strict=True)}
-            for dev, row in zip(table.dev_names, table.cosines().tolist(), strict=True)
-        }
-    elif update.relevance is not None:
-        cosines = {
-            dev: {name: round(value, 5) for name, (value, _) in row.items()} for dev, row in update.relevance.items()
-        }
     known = {group: values for group, values in groups.items() if values}
-    return Moment(update.step, known, update.facts(), update.prior, cosines)
+    return Moment(update.step, known, update.facts(), update.prior, update.relevance_table())
 
 
 def _line(moment: Moment) -> str:
     content: dict[str, Any] = {"step": moment.step, **moment.groups, **moment.facts}
     if moment.step == 0 and moment.prior:
         content["prior"] = moment.prior
-    if moment.cosines:
-        content["cosines"] = moment.cosines
+    if moment.relevance:
+        content["relevance"] = moment.relevance
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -256,23 +263,31 @@ def _lines(path: Path) -> Iterator[Moment]:
 def _read(content: Mapping[str, Any]) -> Moment:
     groups: Groups = {group: dict(content[group]) for group in GROUPS if content.get(group)}
     facts = {fact: float(content[fact]) for fact in FACTS if content.get(fact) is not None}
-    table = content.get("alignment")
-    cosines = dict(content.get("cosines", {}))
-    if table and not cosines:  # of a run: rows in the order of its dev sets, columns in that of its datasets
+    relevance: Relevance = {
+        dev: {name: (value, error) for name, (value, error) in row.items()}
+        for dev, row in (content.get("relevance") or {}).items()
+    }
+    if (table := content.get("alignment")) and not relevance:  # of a run: dev sets and datasets have the same order
         names = list(content["mixture"])
-        cosines = {dev: dict(zip(names, row, strict=True)) for dev, row in zip(names, table["cosines"], strict=False)}
-    return Moment(int(content["step"]), groups, facts, dict(content.get("prior", {})), cosines)
+        rows = zip(names, table["cosines"], strict=False)
+        relevance = {dev: {name: (x, None) for name, x in zip(names, row, strict=True)} for dev, row in rows}
+    return Moment(int(content["step"]), groups, facts, dict(content.get("prior", {})), relevance)
 
 
-def _trainer_state(path: Path) -> Iterator[Moment]:
-    for entry in json.loads(path.read_text(encoding="utf-8"))["log_history"]:
-        yield _grouped(int(entry["step"]), entry)
+def _log(path: Path) -> Iterator[Moment]:
+    for step, entry in _entries(path):
+        yield _grouped(step, entry)
 
 
-def _csv_log(path: Path) -> Iterator[Moment]:
+def _entries(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Reads (step, {key: value}) from the log of a trainer: trainer_state.json or metrics.csv."""
+    if path.suffix == ".json":
+        for entry in json.loads(path.read_text(encoding="utf-8"))["log_history"]:
+            yield int(entry["step"]), entry
+        return
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            yield _grouped(int(row["step"]), {key: value for key, value in row.items() if value})
+            yield int(row["step"]), {key: value for key, value in row.items() if value}
 
 
 def _grouped(step: int, flat: Mapping[str, Any]) -> Moment:
@@ -289,4 +304,4 @@ def _grouped(step: int, flat: Mapping[str, Any]) -> Moment:
 
 
 PLAIN = "mixture.jsonl"
-_READERS = {"records.jsonl": _records, PLAIN: _lines, "trainer_state.json": _trainer_state, "metrics.csv": _csv_log}
+_READERS = {"records.jsonl": _records, PLAIN: _lines, "trainer_state.json": _log, "metrics.csv": _log}

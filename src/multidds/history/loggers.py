@@ -16,7 +16,7 @@ from .update import Update
 LAYOUT = {
     "multidds": {
         "mixture": ["Multiline", ["(.*/)?mixture/.*"]],
-        "learned or drifted": ["Multiline", ["(.*/)?balance/.*"]],
+        "what moved the mixture": ["Multiline", ["(.*/)?balance/.*"]],
         "rewards": ["Multiline", ["(.*/)?reward/.*"]],
         "dev loss of the probes": ["Multiline", ["(.*/)?dev_loss/.*"]],
         "passes": ["Multiline", ["(.*/)?passes/.*"]],

@@ -20,16 +20,16 @@ COLOURS = ("#4477aa", "#ee6677", "#44a06c", "#ccbb44", "#66ccee", "#aa3377", "#e
 OTHERS = "all others"
 _OTHERS_COLOUR = "#a8acb3"
 _TITLES = {
-    "balance": "learned or drifted",
+    "balance": "draws\nmoved by",
     "reward": "reward",
-    "dev_loss": "dev loss of the probes",
-    "passes": "passes over each dataset",
+    "dev_loss": "dev loss\n(probes)",
+    "passes": "passes",
 }
 _FACTS = {  # {fact: (colour, line, label)}
-    "signal": ("#8a8f98", ":", "signal: what is not noise"),
-    "drift": (COLOURS[0], "-", "from the prior"),
-    "unlearned": (COLOURS[3], "--", "without rewards"),
-    "learned": (COLOURS[1], "-", "by rewards"),
+    "signal": ("#8a8f98", ":", "signal in the evidence"),
+    "drift": (COLOURS[0], "-", "both"),
+    "unlearned": (COLOURS[3], "--", "the plan"),
+    "learned": (COLOURS[1], "-", "learning"),
 }
 _LABEL_HEIGHT = 0.066  # of the upper panel: the least distance of two labels
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from .._base.text import changes, movers, shares
 
@@ -11,6 +11,19 @@ if TYPE_CHECKING:
     from ..probes.alignment import Alignment
 
 MOST_NAMES = 64  # datasets or dev sets of a group that a log gets
+Relevance: TypeAlias = dict[str, dict[str, tuple[float, float | None]]]  # {dev set: {dataset: (value, its error)}}
+
+
+def moved_by(facts: Mapping[str, float]) -> str:
+    """Returns 'the plan moved 41% of the draws, learning 16% more', from `Update.facts`; empty if they do not say.
+
+    The share of the draws that goes elsewhere is the total variation between two mixtures.
+    """
+    if "learned" not in facts:
+        return ""
+    if facts["unlearned"] < 0.005:
+        return f"learning moved {facts['learned']:.0%} of the draws"
+    return f"the plan moved {facts['unlearned']:.0%} of the draws, learning {facts['learned']:.0%} more"
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,8 @@ class Update:
 
     def __repr__(self) -> str:
         signal = "" if math.isnan(self.signal) else f"; signal {self.signal:.2f}"
-        return f"Update({self}{signal}; {self.drift:.2f} from the prior, {self.learned:.2f} of it learned)"
+        moved = moved_by(self.facts())
+        return f"Update({self}{signal}{moved and '; '}{moved})"
 
     def facts(self) -> dict[str, float]:
         """Returns the numbers of the update as a whole: {"signal": 0.9, "drift": 0.3, ...}, those that are known."""
@@ -76,6 +90,26 @@ class Update:
         if self.prior:
             facts |= {"drift": self.drift, "learned": self.learned, "unlearned": self.unlearned}
         return facts
+
+    def relevance_table(self) -> Relevance:
+        """Returns what each dataset is worth to each dev set: the relevance by all evidence, with standard errors.
+
+        Without it, the cosines of this update, if there is a table of them, without errors. Empty if neither is known,
+        or if there are more than 4,096 entries.
+        """
+        if len(self.weights) * len(self.mixture) > MOST_NAMES**2:
+            return {}
+        if self.relevance is not None:
+            return {
+                dev: {name: (round(value, 5), round(error, 5)) for name, (value, error) in row.items()}
+                for dev, row in self.relevance.items()
+            }
+        if (table := self.alignment) is None:
+            return {}
+        return {
+            dev: {name: (round(cosine, 5), None) for name, cosine in zip(table.train_names, row, strict=True)}
+            for dev, row in zip(table.dev_names, table.cosines().tolist(), strict=True)
+        }
 
     def groups(self) -> dict[str, dict[str, float]]:
         """Returns {"mixture": {"az": 0.1, ...}, "reward": ...}, under the names that all logs use."""

@@ -42,7 +42,7 @@ recipe = "{RECIPE}"
 model = {{encoder_layers = 1, decoder_layers = 1, width = 16, inner = 32, heads = 2}}
 train = {{tokens = 400, batch_tokens = 200, pool = 4, warmup = 5, log_every = 3, save_every = 10, max_steps = {STEPS}}}
 translate = {{beam = 1}}
-mixture = {{every = 10, probe_tokens = 100, sketch = 256, scorer = {{lr = 0.1}}}}
+mixture = {{every = 10, probe_tokens = 100, sketch = 256, scorer = {{lr = 0.1}}, priority = {{"shift-base" = 2.0}}}}
 
 [methods.uniform]
 set = {{mixture = {{method = "static", prior = "uniform"}}}}
@@ -141,13 +141,16 @@ def test_every_run_of_every_block_is_trained_and_evaluated_once(done):
         assert config["train"]["seed"] == int(name[-1])
         assert config["mixture"]["method"] == ("static" if "uniform" in name else "multidds-s")
         assert config["mixture"]["scorer"]["lr"] == 0.1
-        bleu = json.loads((run / "scores.json").read_text())["average"]["bleu"]
+        scores = json.loads((run / "scores.json").read_text())
+        assert scores["average"]["chrf"] == scores["pairs"]["shift-base"]["chrf"]  # the only one that counts
+        bleu = scores["average"]["bleu"]
         assert out.count(f"{name}: training\n") == out.count(f"{name}: evaluating\n") == 1
         assert f"{name}: done  step {STEPS} (100%)" in out
         assert f"BLEU {bleu:.2f}" in out
         log = (cwd / "runs/e/logs" / (name.replace("/", ".") + ".log")).read_text()
         assert f"Finished after {STEPS} steps" in log
-        assert "sentences" in log  # the table of 'evaluate'
+        assert "average, by priority" in log  # the table of 'evaluate'
+    assert "weighted by the priority" in out  # the table at the end
     assert out.count("preparing data/made-up/prepared") == 1
     assert out.rstrip().endswith("Next: multidds report runs/e")
 

@@ -78,7 +78,9 @@ def test_the_runs_of_these_tests_have_the_keys_of_real_ones(tiny, tmp_path):
         keys = [set(json.loads((run / file).read_text())) for run in (tiny / "runs" / "tiny", made)]
         assert keys[1] <= keys[0], file
     (sentence,) = report([tiny / "runs" / "tiny"], tmp_path / "report").summaries
-    assert re.match(r"prepared: learned: 24 updates in 600 steps; \w+-base \d+% → \d+%", sentence)
+    assert re.match(
+        r"prepared: learned: 24 updates in 600 steps; .*\d+% of the draws.*: \w+-base \d+% → \d+%", sentence
+    )
 
 
 # ------------------------------------------------------------------------------------------ what runs are called
@@ -241,6 +243,32 @@ def test_the_best_baseline_is_the_static_method_with_the_best_average(runs):
         assert setting.best_baseline == max(means, key=means.get)
 
 
+def test_averages_follow_the_priority_and_say_so(tmp_path):
+    """A mixture for one language is judged by that language, and so are the static ones beside it."""
+    own = {"bel-eng": 2.0, "aze-eng": 1.0}
+    make_run(tmp_path / "a", RELATED[:3], quality=0.5)
+    make_run(tmp_path / "b", RELATED[:3], prior="uniform", quality=0.55, priority=own)
+    make_run(tmp_path / "c", RELATED[:3], method="multidds-s", quality=0.7, priority=own)
+    make_run(tmp_path / "d", RELATED[:3], method="learned", quality=0.6, priority=own)
+    setting = one_setting([tmp_path])
+    for name, run in {run.folder.name: run for run in setting.runs}.items():
+        scores = json.loads((tmp_path / name / "scores.json").read_text())["pairs"]
+        expected = (2 * scores["bel-eng"]["bleu"] + scores["aze-eng"]["bleu"]) / 3
+        assert run.bleu == pytest.approx(expected)
+    assert tables.main_method(setting) == "learned, own priority"
+    table = tables.by_language(setting, compare)
+    learned = next(run for run in setting.runs if run.folder.name == "d")
+    assert table.rows[-1]["learned"].number == pytest.approx(learned.bleu)
+    assert "priority: aze-eng 1, bel-eng 2." in " ".join(table.notes)
+    summary = tables.summary(setting, table)
+    assert f"mean BLEU, weighted by the priority: learned, own priority {learned.bleu:.2f}, uniform" in summary
+    assert summary.endswith("of 2 that count.")
+    make_run(tmp_path / "e", RELATED[:3], method="multidds", priority={"glg-eng": 1.0})
+    setting = one_setting([tmp_path])
+    assert setting.weights == dict.fromkeys(RELATED[:3], 1.0)
+    assert "alike: the runs have different priorities" in " ".join(tables.by_language(setting, compare).notes)
+
+
 def test_published_figures_stand_beside_the_papers_settings_only(runs, made, tmp_path):
     text = (made / "report.html").read_text(encoding="utf-8")
     assert "multidds-s (paper)" in text
@@ -265,10 +293,12 @@ def test_what_has_no_content_is_left_out(tmp_path):
     made = report([tmp_path / "a"], tmp_path / "out")
     page = made.page.read_text(encoding="utf-8")
     headings = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", page)
-    assert headings == ["What the mixture did", "Alignment over time", "s: sentence pairs", "Runs", "The runs"]
+    assert headings == ["What the mixture did", "Which data helps which goal?", "s: sentence pairs", "Runs", "The runs"]
     for word in ("No run", "It takes", "nothing to compare", "missing"):
         assert word not in page.replace("const missing", "").replace("what is missing", "")
-    assert made.summaries == ["s: MultiDDS-S: 1 update in 10 steps; aze-eng 100% → 100%."]
+    assert made.summaries == [
+        "s: MultiDDS-S: 1 update in 10 steps; the plan moved 2% of the draws, learning 8% more: aze-eng 100% → 100%."
+    ]
 
 
 def test_a_score_of_zero_is_a_score(tmp_path):
@@ -277,7 +307,7 @@ def test_a_score_of_zero_is_a_score(tmp_path):
         make_run(tmp_path / name, RELATED[:1], **mixture)
     setting = one_setting([tmp_path])
     for run in setting.runs:
-        run.scores["average"]["bleu"] = 0.0
+        run.scores["pairs"][RELATED[0]]["bleu"] = 0.0
     compared = {RELATED[0]: {"bleu": 0.0, "against": 0.0, "p": 1.0}}
     table = tables.by_language(setting, lambda *folders: compared)
     assert tables.summary(setting, table).startswith("s: MultiDDS-S 0.00 BLEU on average, proportional 0.00 (+0.00)")

@@ -87,10 +87,10 @@ def test_a_report_of_any_trainer_needs_only_the_extra(folders, tmp_path):
     done = run("report", *(folders / name for name in names), "-o", tmp_path / "out", cwd=tmp_path, hidden=hidden)
     assert done.returncode == 0, done.stderr
     for sentence in (
-        "plain: 4 updates in 40 steps; a 50% → 70%, b 50% → 30%.",
-        "trainer: 4 updates in 40 steps; a 55% → 70%, b 45% → 30%.",
-        "checkpoint-20: 2 updates in 20 steps; a 55% → 60%, b 45% → 40%.",
-        "version_0: 4 updates in 40 steps",
+        "plain: 4 updates in 40 steps; the plan moved 1% of the draws, learning 16% more: a 50% → 70%, b 50% → 30%.",
+        "trainer: 4 updates in 40 steps; the plan moved 1% of the draws, learning 16% more: a 55% → 70%, b 45% → 30%.",
+        "checkpoint-20: 2 updates in 20 steps; the plan moved 1% of the draws, learning 8% more: a 55% → 60%",
+        "lightning/version_0: 4 updates in 40 steps",
         "s: MultiDDS-S",
     ):
         assert sentence in done.stdout
@@ -108,7 +108,9 @@ def test_runs_on_the_same_datasets_stand_side_by_side(folders, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert page.count('class="chart area"') == 2
     first = page.index("What the mixture did")
-    assert page.index("Learned or drifted") > page.index('class="chart area"', page.index("<figcaption>trainer", first))
+    assert page.index("What moved the mixture") > page.index(
+        'class="chart area"', page.index("<figcaption>trainer", first)
+    )
     (table,) = (tmp_path / "out" / "tables").glob("*plain.csv")
     assert table.read_text().splitlines()[1].startswith("a,50.0,")
 

@@ -69,7 +69,9 @@ def test_one_pass_measures_what_a_sentence_at_a_time_does(corpus, monkeypatch, c
         assert found.accuracy[name] == pytest.approx(accuracy)
         assert found.expected_accuracy[name] == pytest.approx(expected, rel=1e-5)
         assert found.soft_bleu[name] == pytest.approx(soft, rel=1e-5)
-    assert found.means()["soft_bleu"] == pytest.approx(sum(found.soft_bleu.values()) / 2)
+    assert found.means(dict.fromkeys(found.soft_bleu, 1.0))["soft_bleu"] == pytest.approx(
+        sum(found.soft_bleu.values()) / 2
+    )
 
 
 def test_soft_bleu_by_hand():
@@ -132,7 +134,7 @@ def test_the_model_that_is_kept_is_the_best_by_the_measure_asked_for(corpus, mon
 
     def made_up(model, dev, batch_tokens, device, processes):
         loss, accuracy, soft = next(values)
-        return Measured({"a": loss}, {"a": 0.0}, {"a": accuracy}, {"a": soft})
+        return Measured(*(dict.fromkeys(dev, value) for value in (loss, 0.0, accuracy, soft)))
 
     monkeypatch.setattr("multidds.nmt.training.train.measure", made_up)
     config = small_config(
@@ -147,6 +149,36 @@ def test_the_model_that_is_kept_is_the_best_by_the_measure_asked_for(corpus, mon
     assert checkpoints.read(tmp_path / "run" / "best.safetensors")[1] == {
         "step": best, "select": select, "value": value
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["static", "learned"])
+@pytest.mark.parametrize(
+    ("priority", "best", "value"),
+    [
+        ("regular", 4, 2.0),  # the plain mean
+        ("low", 4, 2.0),  # and of a priority that follows the losses
+        ('{"shift-base" = 5}', 8, 1.0),  # a pair that is left out counts 0, whatever its loss
+        ('{"shift-base" = 3, "mirror-base" = 1}', 8, 1.75),
+    ],
+)
+def test_the_best_model_is_the_best_by_the_priority(corpus, monkeypatch, tmp_path, method, priority, best, value):
+    values = iter([(3.0, 1.0), (1.0, 4.0), (2.0, math.nan if "5" in priority else 3.0)])
+
+    def made_up(model, dev, batch_tokens, device, processes):
+        losses = dict(zip(("shift-base", "mirror-base"), next(values), strict=True))
+        return Measured(losses, losses, losses, losses)
+
+    monkeypatch.setattr("multidds.nmt.training.train.measure", made_up)
+    config = small_config(
+        corpus, monkeypatch, f"mixture.method={method}", f"mixture.priority={priority}", "train.validate_every=4"
+    )
+    show = Silent()
+    at = train(config, tmp_path / "run", show)
+    assert (at.best_step, at.best) == (best, value)
+    record = next(record for record in validations(tmp_path / "run") if record["step"] == best)
+    assert (record["best"], record["mean"], record["means"]["soft_bleu"]) == (True, value, value)
+    assert checkpoints.read(tmp_path / "run" / "best.safetensors")[1]["value"] == value
+    assert any(f"step {best}  dev loss {value:.4f}  (best)" in line for line in show.lines)
 
 
 def test_a_validation_records_all_measures_per_pair_and_their_means(corpus, monkeypatch, tmp_path):
@@ -171,7 +203,9 @@ def test_patience_follows_the_measure_and_needs_one(corpus, monkeypatch, tmp_pat
         "mixture.method=static",
     )  # fmt: skip
     values = iter([0.3, 0.2, 0.4, 0.4, 0.1])
-    made_up = lambda *_: Measured({"a": 1.0}, {"a": 0.0}, {"a": next(values)}, {"a": 0.0})  # noqa: E731
+    made_up = lambda _, dev, *__: Measured(  # noqa: E731
+        *(dict.fromkeys(dev, value) for value in (1.0, 0.0, next(values), 0.0))
+    )
     monkeypatch.setattr("multidds.nmt.training.train.measure", made_up)
     at = train(config, tmp_path / "run", Silent())
     assert (at.step, at.best_step, at.finished) == (5, 3, "no better expected accuracy in 2 validations")

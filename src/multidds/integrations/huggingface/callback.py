@@ -27,7 +27,7 @@ from ...sampling import is_stream
 from ..balancer_arguments import check_balancer_arguments, probe_batch_size
 from . import refusals
 from .checkpoint_tensors import are_shards, checkpoint_of, with_tensors, write_tensors
-from .logs import log_update
+from .logs import log_start, log_update
 from .probes import dev_sets, loss_of, sources
 
 _log = logging.getLogger("multidds")
@@ -191,6 +191,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
             self._resume(self.balancer, args, state)
+        else:
+            log_start(trainer, self.balancer.start, self._prior)
 
     def _resume(self, balancer: Balancer, args: Any, state: Any) -> None:
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})

@@ -10,9 +10,17 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from ...history.loggers import LAYOUT, TABLE, keep_history, on_console, table
-from ...history.update import Update
+from ...history.update import MOST_NAMES, Update
 
 _CONSOLES = (PrinterCallback, ProgressCallback)  # they would print every number
+
+
+def log_start(trainer: Any, start: Mapping[str, float], prior: Mapping[str, float]) -> None:
+    """Writes the mixture of step 0 into the Trainer's history, which its checkpoints keep; no logger gets a line."""
+    if len(start) <= MOST_NAMES:
+        groups = {"mixture": start, "prior": prior}
+        flat = {f"{group}/{name}": share for group, shares in groups.items() for name, share in shares.items()}
+        trainer.state.log_history.append({"epoch": 0, "step": 0, **flat})
 
 
 def log_update(trainer: Any, balancer: Any, update: Update, passes: Mapping[str, float], **more: Any) -> None:

@@ -250,6 +250,7 @@ def evaluate(
     threads: Threads = 0,
 ) -> None:
     """Score the test sets with BLEU and chrF."""
+    from ..config.config import read_run
     from ..evaluation.evaluate import evaluate as scores_of
     from ..evaluation.significance import compare
 
@@ -260,7 +261,7 @@ def evaluate(
             scores_of(against, threads, show, _notice)
             show("paired bootstrap")
             compared = compare(run, against)
-    out.print(tables.scores_table(run, scores, against, compared))
+    out.print(tables.scores_table(run, scores, against, compared, read_run(run)[0].weighted))
     if against is not None:
         out.print("* better, p < 0.05 (paired bootstrap, 1,000 samples)")
     for key, signature in scores["signatures"].items():

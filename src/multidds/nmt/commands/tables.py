@@ -30,8 +30,13 @@ def prepared_table(folder: Path, pairs: Mapping[str, Any]) -> Table:
     return table
 
 
-def scores_table(run: Path, scores: Mapping[str, Any], against: Path | None, compared: Mapping[str, Any]) -> Table:
-    """Returns the scores of a run and, if it is compared, those of another run with the significance."""
+def scores_table(
+    run: Path, scores: Mapping[str, Any], against: Path | None, compared: Mapping[str, Any], weighted: bool
+) -> Table:
+    """Returns the scores of a run and, if it is compared, those of another run with the significance.
+
+    weighted: whether the average is one by the priority.
+    """
     beside = [] if against is None else [str(against), "p"]
     table = new_table(["pair", "sentences", "BLEU", "chrF", *beside], ["pair"], str(run))
     for name, pair in scores["pairs"].items():
@@ -43,7 +48,8 @@ def scores_table(run: Path, scores: Mapping[str, Any], against: Path | None, com
             others = [f"{both['against']:.2f}" + (star if both["against"] > both["bleu"] else ""), f"{both['p']:.3f}"]
         table.add_row(escaped(name), f"{pair['sentences']:,}", bleu, f"{pair['chrf']:.2f}", *others)
     table.add_section()
-    table.add_row("average", "", f"{scores['average']['bleu']:.2f}", f"{scores['average']['chrf']:.2f}")
+    average = "average, by priority" if weighted else "average"
+    table.add_row(average, "", f"{scores['average']['bleu']:.2f}", f"{scores['average']['chrf']:.2f}")
     return table
 
 

@@ -8,7 +8,7 @@ import math
 import re
 import reprlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -298,6 +298,20 @@ class Config(Section):
                 raise ValueError(f"[mixture] probabilities: {missing[0]!r} is missing; there are {there}")
         return self
 
+    @property
+    def dev_weights(self) -> dict[str, float]:
+        """{language pair: weight} by which models are compared: the priority if it is weights, else 1 for each.
+
+        "low" and "high" follow the losses, so that the weights of two validations would differ: they count as equal.
+        """
+        own = self.mixture.priority
+        return {name: 1.0 if isinstance(own, str) else own.get(name, 0.0) for name in self.data.names}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether language pairs differ in their weights, so that a mean over them has to be called weighted."""
+        return len(set(self.dev_weights.values())) > 1
+
     def _check_names(self, where: str, given: dict[str, float]) -> None:
         for name, value in given.items():
             if name not in self.data.names:
@@ -306,6 +320,12 @@ class Config(Section):
                 raise ValueError(f"{where}: must not be negative, nor above 1e100, but {name!r} is {value}")
         if math.fsum(given.values()) <= 0:
             raise ValueError(f"{where}: at least one must be above 0")
+
+
+def mean_of(values: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """Returns the weighted mean of {language pair: value}; a value of weight 0 may be anything."""
+    counted = {name: weights[name] for name in values if weights[name] > 0}
+    return math.fsum(weight * values[name] for name, weight in counted.items()) / math.fsum(counted.values())
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -5,7 +5,6 @@ that they were trained on. Does not import torch.
 """
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ..common.checksummed import read_checksummed, sha256, write_checksummed
 from ..common.errors import DamagedError, UserError
 from ..common.escaping import file_name
 from ..common.files import LOCK, locked, write_whole
-from ..config.config import read_run
+from ..config.config import mean_of, read_run
 from ..prepare import Prepared
 from .export import STAMP, export
 from .scores import FILE, check_texts, read_scores
@@ -65,7 +64,10 @@ def evaluate(
             for key, metric in (("bleu", BLEU()), ("chrf", CHRF())):
                 pairs[pair.name][key] = metric.corpus_score(hypotheses, [references]).score
                 signatures[key] = str(metric.get_signature())
-        averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in signatures}
+        averages = {
+            key: mean_of({name: scored[key] for name, scored in pairs.items()}, config.dev_weights)
+            for key in signatures
+        }
         scores = {"pairs": pairs, "average": averages, "signatures": signatures, **made_for}
         scores |= {"seed": config.train.seed, "files": files}
         write_checksummed(run / FILE, scores)

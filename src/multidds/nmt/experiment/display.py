@@ -123,6 +123,8 @@ def final_table(jobs: Sequence[Job], folder: Path) -> Table:
         bleu = job.watch.bleu if job.watch.evaluated else None
         name = (escaped(job.run.setting), escaped(job.run.method), str(job.run.seed))
         table.add_row(*name, job.state, _number(bleu, ".2f") or "-", _number(job.watch.best, ".4f") or "-")
+    if any(job.run.config.weighted for job in jobs):
+        table.caption = "BLEU and dev loss: means weighted by the priority of the run"
     return table
 
 

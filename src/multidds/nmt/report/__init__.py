@@ -1,7 +1,7 @@
 """`multidds report`: tables, figures and one page from runs of any trainer.
 
-`runs` reads run folders, `mixture_runs` the histories of other trainers; `tables`, `mixture_table` and `pair_tables`
-are data; `charts` draws for the page and `paper_figures` for files; `page` writes all of it.
+`runs` reads run folders, `mixture_runs` those of other trainers; `tables`, `comparison`, `mixture_table` and
+`pair_tables` are data; `charts` draws for the page and `paper_figures` for files; `page` writes all of it.
 
 >>> from multidds.nmt.report import ReportTable, as_csv, number, text
 >>> table = ReportTable("bleu", "BLEU", rows=[{"pair": text("aze-eng"), "BLEU": number(11.25, ".1f")}])

@@ -15,6 +15,7 @@ from multidds.history import COLOURS, OTHERS, evenly
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 Series: TypeAlias = Mapping[str, Points]
+Cell: TypeAlias = tuple[float, float | None]  # of a heat map: a value and its standard error
 
 GREY = "#9aa0a8"
 MOST = len(COLOURS)  # series of a chart
@@ -64,6 +65,7 @@ def lines(
     between: tuple[float, float] | None = None,
     colours: Mapping[str, str] | None = None,
     first: float | None = None,
+    shares: bool = False,
 ) -> Markup:
     """Returns one line for each of the series.
 
@@ -73,6 +75,7 @@ def lines(
     between: the ends of the y axis; None: those of the values.
     colours: {name: colour}, if others have chosen them.
     first: the beginning of the x axis; None: that of the values.
+    shares: whether values are shares, to be shown in per cent.
     """
     colours = colours_of(series) | dict(colours or {})
     shown = {name: evenly(points, _POINTS) for name, points in series.items() if points}
@@ -96,11 +99,12 @@ def lines(
     for name, points in shown.items():
         visible = points if len(points) > 1 else [points[0], (points[0][0] + 1e-9, points[0][1])]
         paths.append(f'<path class="line" stroke="{colours[name]}" d="{_path(map(place, visible))}"/>')
-    legend = {name: _short(points[-1][1]) for name, points in shown.items()}
+    show = percent if shares else _short
+    legend = {name: show(points[-1][1]) for name, points in shown.items()}
     at_step = {name: dict(points) for name, points in shown.items()}
     values = {name: [at_step[name].get(x) for x in xs] for name in shown}
-    data = {"x": xs, "low": left, "held": False, "percent": False, "series": _series(values, colours)}
-    axes = _y_axis(*between, lambda y: f"{y:g}") + _x_axis(left, xs[-1], "step")
+    data = {"x": xs, "low": left, "held": False, "percent": shares, "series": _series(values, colours)}
+    axes = _y_axis(*between, percent if shares else lambda y: f"{y:g}") + _x_axis(left, xs[-1], "step")
     return _framed("lines", title, what, paths, axes, legend, colours, data)
 
 
@@ -140,19 +144,21 @@ def dots(
 
 
 def heat(
-    dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[float]]]], title: str
+    dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[Cell]]]], title: str
 ) -> Markup:
-    """Returns cosines [dev, train] at several steps: a table in colours, and a slider over the steps."""
+    """Returns values with their errors, [dev, train], at several steps: a table in colours, a slider over the steps."""
     tables = evenly(tables, _TABLES)
-    highest = max((abs(cosine) for _, table in tables for row in table for cosine in row), default=1.0) or 1.0
+    highest = max((abs(value) for _, table in tables for row in table for value, _ in row), default=1.0) or 1.0
     head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in train)
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f'<td style="{heat_colour(cosine / highest)}">{cosine:.2f}</td>' for cosine in row)
+        + "".join(f'<td style="{heat_colour(value / highest)}">{value:.2f}</td>' for value, _ in row)
         + "</tr>"
         for name, row in zip(dev, tables[-1][1], strict=True)
     )
-    flat = [[round(cosine, 3) for row in table for cosine in row] for _, table in tables]
+    flat = [
+        [(round(value, 3), error and round(error, 3)) for row in table for value, error in row] for _, table in tables
+    ]
     data = {"steps": [step for step, _ in tables], "tables": flat, "highest": highest}
     slider = (
         f'<label class="slider">step <output>{tables[-1][0]:,}</output>'
@@ -161,7 +167,7 @@ def heat(
     small = " many" if len(train) > 12 else ""
     return Markup(
         f'<div class="chart heat{small}" role="group" aria-label="{escape(title)}">{slider if len(tables) > 1 else ""}'
-        f'<div class="wide"><table><caption>rows: dev sets; columns: datasets; blue helps, red harms</caption>'
+        f'<div class="wide"><table><caption>rows: dev sets (goals); columns: datasets; blue helps, red harms</caption>'
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table></div>{_embedded(data)}</div>"
     )
 

@@ -88,7 +88,7 @@ for (const chart of document.querySelectorAll(".chart.heat")) {
   let shown = tables[tables.length - 1];
   cells.forEach((cell, i) => {
     cell.addEventListener("pointerenter", event => showTip(event.clientX, event.clientY,
-      element("span", `dev set ${rows[Math.floor(i / columns.length)]}, dataset ${columns[i % columns.length]}: ${shown[i].toFixed(2)}`)));
+      element("span", `dev set ${rows[Math.floor(i / columns.length)]}, dataset ${columns[i % columns.length]}: ${shown[i][0].toFixed(2)}${shown[i][1] === null ? "" : ` ± ${shown[i][1].toFixed(2)}`}`)));
     cell.addEventListener("pointerleave", hideTip);
   });
   const slider = chart.querySelector("input");
@@ -96,8 +96,9 @@ for (const chart of document.querySelectorAll(".chart.heat")) {
     shown = tables[slider.value];
     chart.querySelector("output").textContent = steps[slider.value].toLocaleString("en");
     cells.forEach((cell, i) => {
-      cell.textContent = shown[i].toFixed(2);
-      cell.style.background = `rgba(${shown[i] >= 0 ? "68,119,170" : "221,84,98"},${Math.min(1, Math.abs(shown[i]) / highest).toFixed(2)})`;
+      const value = shown[i][0];
+      cell.textContent = value.toFixed(2);
+      cell.style.background = `rgba(${value >= 0 ? "68,119,170" : "221,84,98"},${Math.min(1, Math.abs(value) / highest).toFixed(2)})`;
     });
   });
 }

@@ -21,6 +21,7 @@ from ..common.escaping import file_name, latex, printable
 from ..common.files import LOCK, locked, write_whole
 from ..evaluation.scores import scores_of_both
 from . import tables
+from .comparison import compared as compared_by_loss
 from .mixture_runs import MixtureRun, Row, groups_of, rows_of
 from .mixture_table import mixture_table
 from .pair_tables import pair_tables
@@ -30,10 +31,9 @@ from .tables import ReportTable
 
 _SHOWN = 4  # runs of a setting whose mixtures are shown
 _TILES = {
-    "drift": "from the prior (total variation)",
-    "unlearned": "of that without rewards",
-    "learned": "moved by rewards",
-    "signal": "signal (1: no noise)",
+    "unlearned": "of the draws moved by the plan",
+    "learned": "of the draws moved by learning",
+    "signal": "of the evidence is signal, not noise",
 }
 
 
@@ -51,8 +51,10 @@ class Section:
     """The part of the page about one setting, or about runs on the same datasets. What is empty is left out."""
 
     name: str
+    about: str = ""  # a line below the name
     summaries: list[str] = field(default_factory=list)
     tiles: list[tuple[str, str]] = field(default_factory=list)  # (value, caption)
+    warnings: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     labelled: bool = True  # whether panels need the name of their run
     scores: ReportTable | None = None  # the main result: right behind the first row
@@ -108,13 +110,24 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
     labels = [label for label in (chosen, setting.best_baseline, *others) if label] or setting.labels[:1]
     shown = [mixture_run_of(setting.of(label)[0]) for label in dict.fromkeys(labels)][:_SHOWN]
     shown = [run for run in shown if run.moments]
-    section = Section(setting.name, tiles=_tiles(shown[:1], compared), rows=rows_of(shown))
+    section = Section(
+        setting.name,
+        setting.about,
+        tiles=_tiles(shown[:1], compared, setting.weighted),
+        rows=rows_of(shown),
+        warnings=_warnings(shown),
+    )
     if compared.rows:
         section.scores = compared
         section.summaries = [tables.summary(setting, compared)]
     else:
-        moved = [f"{setting.name}: {run.sentence()}" for run in shown[:2] if run.updates]
-        section.summaries = moved or [f"{setting.name}: {len(setting.runs)} runs; no mixture has moved yet."]
+        by_loss = compared_by_loss(
+            [mixture_run_of(setting.of(label)[0]) for label in (chosen, *setting.labels) if label]
+        )
+        verdict = by_loss.verdict() if by_loss else []
+        moved = [*verdict, *(run.sentence() for run in shown[:2] if run.updates)]
+        moved = moved or [f"{len(setting.runs)} runs; no mixture has moved yet."]
+        section.summaries = [f"{setting.name}: {sentence}" for sentence in moved]
     section.tables = [table for table in (tables.all_methods(setting), tables.datasets(setting)) if table.rows]
     section.tables += pair_tables(setting)
     for figure in figures_of(setting):
@@ -126,13 +139,26 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
 
 def _section_of_mixture_runs(name: str, runs: list[MixtureRun], out: Path) -> Section:
     """Returns the section of runs of other trainers."""
-    section = Section(name, tiles=_tiles(runs[:1]), rows=rows_of(runs[:_SHOWN]), labelled=len(runs) > 1)
-    section.summaries = [run.sentence() for run in runs[:_SHOWN]]
+    shown = runs[:_SHOWN]
+    section = Section(name, tiles=_tiles(runs[:1]), rows=rows_of(shown), labelled=len(runs) > 1)
+    section.summaries = [run.sentence() for run in shown if run.updates] or [run.sentence() for run in shown]
+    section.warnings = _warnings(shown)
+    if (comparison := compared_by_loss(runs)) is not None:
+        section.summaries[:0] = comparison.verdict()
+        section.tiles[:0] = comparison.tiles()
+        section.rows.insert(0, comparison.row())
+        section.tables.append(comparison.table(f"losses.{name}"))
     for run in runs:
+        if not run.moments:
+            continue
         key = f"mixture.{run.label}"
         section.files.append((_write_figure(key, plot(run.folder), out), f"{run.label}: mixture, rewards, dev losses"))
         section.tables.append(mixture_table(key, run))
     return section
+
+
+def _warnings(runs: Sequence[MixtureRun]) -> list[str]:
+    return [f"{run.label}: {sentence}" for run in runs for sentence in run.warnings()]
 
 
 def _write_figure(key: str, canvas: Any, out: Path) -> str:
@@ -142,17 +168,20 @@ def _write_figure(key: str, canvas: Any, out: Path) -> str:
     return file_name(key)
 
 
-def _tiles(runs: Sequence[MixtureRun], compared: ReportTable | None = None) -> list[tuple[str, str]]:
+def _tiles(
+    runs: Sequence[MixtureRun], compared: ReportTable | None = None, weighted: bool = False
+) -> list[tuple[str, str]]:
     """Returns the few numbers that matter, of the run that a section is about."""
     tiles = []
     if compared is not None and compared.rows:
         average = compared.rows[-1]
-        tiles += [(average[key].text, f"BLEU, {compared.columns[key]}") for key in ("learned", "baseline")]
+        bleu = "BLEU by priority" if weighted else "BLEU"
+        tiles += [(average[key].text, f"{bleu}, {compared.columns[key]}") for key in ("learned", "baseline")]
         tiles.append((average["difference"].text, "difference in BLEU"))
     for run in runs:
         if run.updates:
             tiles.append((f"{len(run.updates):,}", f"updates in {run.steps:,} steps"))
-            tiles += [(f"{run.facts[fact]:.2f}", caption) for fact, caption in _TILES.items() if fact in run.facts]
+            tiles += [(f"{run.facts[fact]:.0%}", caption) for fact, caption in _TILES.items() if fact in run.facts]
     return tiles
 
 

@@ -4,14 +4,15 @@ Reads files only; needs neither torch nor the data that a run was trained on. A 
 config, never after its folder, so that a label cannot differ from what was run.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..common.errors import UserError
-from ..config.config import Config, MixtureSettings, read_run
+from ..config.config import Config, MixtureSettings, mean_of, read_run
 from ..config.config_diff import HARMLESS, changed_keys
 from ..evaluation import read_scores
 from ..runs.record_files import FILE, read_records
@@ -30,6 +31,7 @@ _LABEL_KEYS = (
     "priority",
     "switch_epoch",
 )
+_MOST_PAIRS = 12  # named in a line
 _IGNORED = _ELSEWHERE | {f"mixture.{key}" for key in _LABEL_KEYS}
 REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
 _LEARNED = {
@@ -74,6 +76,10 @@ class Run:
     records: list[AnyRecord]
     scores: dict[str, Any] | None
     variant: str = ""  # the differences from other runs of the same label
+    weights: dict[str, float] = field(init=False)  # of the language pairs in a mean; those of its setting
+
+    def __post_init__(self) -> None:
+        self.weights = self.config.dev_weights
 
     @property
     def setting(self) -> str:
@@ -129,7 +135,13 @@ class Run:
 
     @property
     def bleu(self) -> float | None:
-        return None if self.scores is None else float(self.scores["average"]["bleu"])
+        return self.mean("bleu")
+
+    def mean(self, metric: str) -> float | None:
+        """Returns the mean of a score over the language pairs, by their weights."""
+        if self.scores is None:
+            return None
+        return mean_of({name: float(scores[metric]) for name, scores in self.scores["pairs"].items()}, self.weights)
 
     def bleu_of(self, pair: str) -> float | None:
         return None if self.scores is None else float(self.scores["pairs"][pair]["bleu"])
@@ -159,6 +171,21 @@ class Setting:
         return self.runs[0].names
 
     @property
+    def weights(self) -> dict[str, float]:
+        """{language pair: weight} of means: the priority, if runs have one and the same, else 1 for each."""
+        return self.runs[0].weights
+
+    @property
+    def about(self) -> str:
+        """The direction and the language pairs, for those to whom the name says nothing."""
+        shown = ", ".join(self.pairs[:_MOST_PAIRS]) + (", ..." if len(self.pairs) > _MOST_PAIRS else "")
+        return f"{self.runs[0].config.data.direction}, {len(self.pairs)} language pairs: {shown}"
+
+    @property
+    def weighted(self) -> bool:
+        return len(set(self.weights.values())) > 1
+
+    @property
     def labels(self) -> list[str]:
         """Methods, in the order of the paper's tables."""
 
@@ -166,6 +193,10 @@ class Setting:
             return max((i for i, start in enumerate(_ORDER) if label.startswith(start)), default=len(_ORDER))
 
         return sorted({run.label for run in self.runs}, key=lambda label: (place(label), label))
+
+    def mean(self, values: Mapping[str, float]) -> float:
+        """Returns the mean over the language pairs, by their weights."""
+        return mean_of(values, self.weights)
 
     def of(self, label: str) -> list[Run]:
         """Returns the runs of a method, by seed."""
@@ -185,12 +216,12 @@ class Setting:
         return max(static, key=lambda label: self.mean_bleu(label) or 0.0, default=None)
 
     def learned_with(self, method: str, priority: str = "regular") -> str | None:
-        """Returns the plainest method of this reward and priority, if there is one."""
+        """Returns the plainest method of this reward and priority ("own": any weights), if there is one."""
         first = {label: self.of(label)[0] for label in self.labels}
         fitting = [
             (bool(run.variant), len(label), label)
             for label, run in first.items()
-            if (run.config.mixture.method, run.config.mixture.priority) == (method, priority)
+            if (run.config.mixture.method, _priority(run.config.mixture)) == (method, priority)
         ]
         return min(fitting)[-1] if fitting else None
 
@@ -216,10 +247,14 @@ def label_of(mixture: MixtureSettings) -> str:
     if mixture.step_ahead:
         parts.append("step-ahead" + (f" {mixture.step_ahead:g}" if mixture.step_ahead != 0.001 else ""))
     if mixture.priority != "regular":
-        parts.append(f"{mixture.priority if isinstance(mixture.priority, str) else 'own'} priority")
+        parts.append(f"{_priority(mixture)} priority")
     if prior != ("planned" if mixture.method in ("learned", "shuffled") else "proportional"):
         parts.append(f"from {prior}")
     return ", ".join(parts)
+
+
+def _priority(mixture: MixtureSettings) -> str:
+    return mixture.priority if isinstance(mixture.priority, str) else "own"
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[MixtureRun]]:
@@ -260,9 +295,15 @@ def _read(folder: Path) -> Run:
 
 def mixture_run_of(run: Run) -> MixtureRun:
     """Returns the mixture of one of our runs, and its validations."""
-    validations = {name: [(float(r.step), r.dev_loss[name]) for r in run.validations] for name in run.names}
+    validations = run.validations
+    losses = {
+        name: [(float(r.step), r.dev_loss[name]) for r in validations if math.isfinite(r.dev_loss[name])]
+        for name in run.names
+    }
+    losses = {name: points for name, points in losses.items() if points}
     label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
-    return MixtureRun(label, run.folder, read_moments(run.folder), validations)
+    passes = validations[-1].passes if validations else {}
+    return MixtureRun(label, run.folder, read_moments(run.folder), losses, run.weights, passes)
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:
@@ -274,6 +315,10 @@ def settings_of(runs: list[Run]) -> list[Setting]:
     settings = []
     for (name, pairs), members in groups.items():
         _name_variants(members)
+        own = [run.config.dev_weights for run in members if run.config.weighted]
+        alike = own and all(weights == own[0] for weights in own)
+        for run in members:
+            run.weights = own[0] if alike else dict.fromkeys(pairs, 1.0)
         kept: dict[tuple[str, int], Run] = {}
         repeated = [run for run in members if kept.setdefault((run.label, run.seed), run) is not run]
         name = name if counts[name] == 1 else f"{name} ({len(pairs)} pairs from {pairs[0]})"

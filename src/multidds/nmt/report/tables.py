@@ -97,7 +97,7 @@ def average_bleu(settings: Sequence[Setting]) -> ReportTable:
         table.rows.append(row)
     for setting in shown:
         table.headings |= {f"bleu/{setting.name}": setting.name, f"paper/{setting.name}": "paper"}
-        table.notes += _seeds(setting, f"{setting.name}, ")
+        table.notes += [*_seeds(setting, f"{setting.name}, "), *_weights(setting)]
     table.notes += _signatures([run for setting in shown for run in setting.runs])
     if any(published_for(setting) for setting in shown):
         table.notes.append(f"paper: {published()['source']}; {published()['data']}.")
@@ -125,7 +125,7 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
         for key, name in papers.items():
             row[key] = number(paper["bleu"][name][pair], star=pair in paper["significant"].get(name, ()))
         table.rows.append(row)
-    means = {key: statistics.fmean(compared[pair][key] for pair in setting.pairs) for key in ("against", "bleu")}
+    means = {key: setting.mean({pair: both[key] for pair, both in compared.items()}) for key in ("against", "bleu")}
     last = {"pair": text("average"), "training pairs": text(""), **_compared_cells(means | {"p": math.nan}, False)}
     last |= {key: Cell(last[key].text, last[key].number) for key in ("baseline", "learned")}  # not bold
     last |= {"p": text("")} if tested else {}
@@ -133,7 +133,7 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
     test = f"*: significantly better, p < {SIGNIFICANT} (paired bootstrap, 1,000 samples)."
     test = test if tested else "A test of significance takes pip install 'multidds[nmt]'."
     chosen = "The baseline is the static method with the best average on these test sets."
-    table.notes.append(f"Bold: the better of the two. {test} {chosen}")
+    table.notes += [f"Bold: the better of the two. {test} {chosen}", *_weights(setting)]
     if max(len(setting.scored(label)) for label in (baseline, learned)) > 1:
         table.notes.append(f"Of several seeds the first is compared: {ours.seed} and {theirs.seed}.")
     table.notes += _signatures([ours, theirs])
@@ -168,9 +168,10 @@ def all_methods(setting: Setting) -> ReportTable:
         best = max(of[pair] for of in means.values())
         cells = {f"bleu/{label}": number(of[pair], bold=of[pair] == best) for label, of in means.items()}
         table.rows.append({"pair": text(pair)} | cells)
-    cells = {f"bleu/{label}": number(statistics.fmean(of.values())) for label, of in means.items()}
+    cells = {f"bleu/{label}": number(setting.mean(of)) for label, of in means.items()}
     table.rows.append({"pair": text("average")} | cells)
-    table.notes = ["Bold: the highest; no test of significance.", *(_seeds(setting) or ["One seed each."])]
+    seeds = _seeds(setting) or ["One seed each."]
+    table.notes = ["Bold: the highest; no test of significance.", *seeds, *_weights(setting)]
     return table
 
 
@@ -305,7 +306,7 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
                     "expected accuracy": number(means.get("expected_accuracy"), ".4f"),
                     "soft BLEU": number(means.get("soft_bleu"), ".4f"),
                     "BLEU": number(run.bleu),
-                    "chrF": number(None if run.scores is None else run.scores["average"]["chrf"]),
+                    "chrF": number(run.mean("chrf")),
                 }
             )
         table.notes += [
@@ -319,23 +320,38 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
 def main_method(setting: Setting) -> str | None:
     """Returns the learned mixture that a report is about: the default's if there is one, else MultiDDS-S."""
     for method in ("learned", "multidds-s", "multidds", "moving-average"):
-        if (label := setting.learned_with(method)) is not None:
-            return label
+        for priority in ("own", "regular") if setting.weighted else ("regular", "own"):
+            if (label := setting.learned_with(method, priority)) is not None:
+                return label
     return next((label for label in setting.labels if setting.of(label)[0].learned), None)
 
 
 def summary(setting: Setting, table: ReportTable) -> str:
     """Returns one sentence on the table of `by_language`, which has rows."""
     *pairs, average = table.rows
+    counted = [row for row in pairs if setting.weights[row["pair"].text] > 0]
     tested = "p" in table.columns
     better, worse = (
-        sum(row[key].star if tested else row[key].bold for row in pairs) for key in ("learned", "baseline")
+        sum(row[key].star if tested else row[key].bold for row in counted) for key in ("learned", "baseline")
     )
+    ours = f"{table.columns['learned']} {average['learned'].text}"
+    weighted = f", mean BLEU, weighted by the priority: {ours}"
+    which = "language pairs" if len(counted) == len(pairs) else "that count" + "s" * (len(counted) == 1)
     return (
-        f"{setting.name}: {table.columns['learned']} {average['learned'].text} BLEU on average, "
+        f"{setting.name}{weighted if setting.weighted else f': {ours} BLEU on average'}, "
         f"{table.columns['baseline']} {average['baseline'].text} ({average['difference'].text}); "
-        f"{'significantly ' if tested else ''}better in {better} and worse in {worse} of {len(pairs)} language pairs."
+        f"{'significantly ' if tested else ''}better in {better} and worse in {worse} of {len(counted)} {which}."
     )
+
+
+def _weights(setting: Setting) -> list[str]:
+    """Returns a note on averages that are weighted, or would be if runs did not disagree."""
+    if setting.weighted:
+        counted = ", ".join(f"{name} {weight:g}" for name, weight in setting.weights.items() if weight)
+        return [f"Averages are weighted by the priority: {counted}."]
+    if any(run.config.weighted for run in setting.runs):
+        return ["Averages count all language pairs alike: the runs have different priorities."]
+    return []
 
 
 def _seeds(setting: Setting, before: str = "") -> list[str]:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from multidds.history import Relevance
+
 Numbers = dict[str, float]  # by dataset, or by dev set
 
 
@@ -59,6 +61,7 @@ class Updated(Record):
     notes: list[str]
     seconds: float
     alignment: AlignmentFacts | None = None
+    relevance: Relevance = {}  # by all evidence so far, if the rule estimates it
 
 
 class Validated(Record):
@@ -70,7 +73,7 @@ class Validated(Record):
     expected_accuracy: Numbers
     soft_bleu: Numbers
     mean: float  # dev loss
-    means: Numbers  # over the dev sets, by measure
+    means: Numbers  # over the dev sets, by measure; weighted by the priority if it is weights
     bleu: Numbers | None = None  # of part of the dev sets, if [train] select = "translation"
     signature: str | None = None  # of that BLEU
     best: bool  # whether the model was kept as the best so far

@@ -139,4 +139,5 @@ def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated
         notes=notes,
         seconds=update.seconds,
         alignment=aligned,
+        relevance={} if update.relevance is None else update.relevance_table(),
     )

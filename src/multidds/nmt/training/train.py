@@ -21,7 +21,7 @@ from ..batches.pair_selection import Chances
 from ..batches.sentences import Sentences
 from ..batches.stream import Stream
 from ..common.processes import Processes
-from ..config.config import Config, read_run
+from ..config.config import Config, mean_of, read_run
 from ..model.averaged_weights import AveragedWeights
 from ..model.device import compiler_errors, device_of
 from ..model.freed_memory import keep_freed_memory
@@ -39,7 +39,7 @@ from .length import learning_rate, planned_steps, within_budget
 from .progress import Display, Progress, RecentLosses, stop_signals
 from .start_mixture import prior_of, schedule_of
 from .start_weights import load_start_weights
-from .validation import MEASURES, Measured, is_better, mean_of, measure
+from .validation import KINDS, MEASURES, Measured, is_better, measure
 
 
 def train(config: Config, folder: Path, show: Display, kind: "type[Training] | None" = None) -> Progress:
@@ -326,7 +326,9 @@ class Training:
         with self.at_averaged_weights():
             measured = self._measured()
             translated = self._translated() if select == "translation" else {}
-            value = mean_of(translated["bleu"]) if translated else measured.value(select)
+            weights = self.config.dev_weights
+            means = measured.means(weights)
+            value = mean_of(translated["bleu"], weights) if translated else means[KINDS.get(select, "dev_loss")]
             better = is_better(select, value, at.best)
             at.waited = 0 if better else at.waited + 1
             if better:
@@ -337,13 +339,15 @@ class Training:
                 self.balancer.dev_losses = measured.dev_loss
             self.balancer.priority = self.priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
-        self._record_validation(measured, translated, better)
+        self._record_validation(measured, means, translated, better)
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
-        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {mean_of(measured.dev_loss):.4f}{shown}{mark}")
+        show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_loss']:.4f}{shown}{mark}")
 
-    def _record_validation(self, measured: Measured, translated: dict[str, Any], better: bool) -> None:
-        at, means = self.progress, measured.means()
+    def _record_validation(
+        self, measured: Measured, means: dict[str, float], translated: dict[str, Any], better: bool
+    ) -> None:
+        at = self.progress
         record = Validated(
             step=at.step,
             epoch=at.epoch,

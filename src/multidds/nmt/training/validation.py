@@ -14,9 +14,11 @@ from torch import Tensor
 from ..batches.batch import Batch, assemble, evaluation_items
 from ..batches.sentences import Sentences
 from ..common.processes import Processes
+from ..config.config import mean_of
 from ..model.transformer import Transformer
 
 ORDERS = (1, 2, 3, 4)  # the lengths of the n-grams, as in BLEU
+KINDS = {"accuracy": "expected_accuracy", "soft-bleu": "soft_bleu"}  # {[train] select: measure}; others: dev_loss
 MEASURES = {  # {[train] select: name of its value}
     "loss": "dev loss",
     "accuracy": "expected accuracy",
@@ -35,17 +37,9 @@ class Measured:
     expected_accuracy: dict[str, float]  # mean probability of the correct token
     soft_bleu: dict[str, float]
 
-    def means(self) -> dict[str, float]:
-        return {kind: mean_of(values) for kind, values in asdict(self).items()}
-
-    def value(self, select: str) -> float:
-        """Returns the mean by which models are compared; that of "translation" is not among these measures."""
-        kind = {"accuracy": "expected_accuracy", "soft-bleu": "soft_bleu"}.get(select, "dev_loss")
-        return self.means()[kind]
-
-
-def mean_of(values: Mapping[str, float]) -> float:
-    return math.fsum(values.values()) / len(values)
+    def means(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Returns {measure: mean}. weights: of the dev sets."""
+        return {kind: mean_of(values, weights) for kind, values in asdict(self).items()}
 
 
 def is_better(select: str, value: float, best: float | None) -> bool:

@@ -1,0 +1,192 @@
+"""Static runs of any trainer beside learned ones: their own evaluations say which is better."""
+
+import csv
+import json
+import re
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
+from toy_lightning import DEV, QUIET, SIZES, TRAIN, Net, loader_and_callback
+from toy_lightning import trainer as lightning
+from toy_trainers import trainer_of
+from updates import updates
+
+from multidds import Balancer, Mixture, Update, interleave
+from multidds.history import evaluations_of, moments_of, save_history
+from multidds.nmt.report import report
+from multidds.nmt.report.comparison import compared
+from multidds.nmt.report.mixture_runs import MixtureRun
+from multidds.rules import RelevancePlan
+
+pytestmark = QUIET
+
+
+class Evaluated(Net):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        x, y = batch
+        name = list(DEV)[dataloader_idx]
+        self.log(f"val_loss/{name}", torch.nn.functional.cross_entropy(self.net(x), y), add_dataloader_idx=False)
+
+
+def train_trainer(folder, learned):
+    """A Hugging Face Trainer, which evaluates by itself."""
+    settings = {"eval_strategy": "steps", "eval_steps": 7, "save_strategy": "steps", "save_steps": 14}
+    every, options = (4, {"rule": RelevancePlan()}) if learned else (0, {})
+    trainer_of(folder, every, settings=settings, **options)[0].train()
+
+
+def train_lightning(folder, learned):
+    loader, callback = loader_and_callback(every=4, callback={"rule": RelevancePlan()})
+    logger = CSVLogger(folder.parent, name=folder.name)
+    trainer = lightning(folder, *[callback] * learned, max_steps=14, logger=logger, val_check_interval=7)
+    trainer.fit(Evaluated(), loader, [DataLoader(d, 9) for d in DEV.values()])
+
+
+def train_loop(folder, learned):
+    """A loop of one's own; its evaluations are a CSV file."""
+    torch.manual_seed(0)
+    model, mixture = torch.nn.Linear(4, 3).double(), Mixture.proportional(SIZES)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+
+    def loss(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    loaders = {name: DataLoader(d, 4, shuffle=True) for name, d in TRAIN.items()}
+    stream = interleave(loaders, mixture, seed=1)
+    dev = {name: DataLoader(d, 9) for name, d in DEV.items()}
+    probes = {name: DataLoader(d, 4, shuffle=True) for name, d in TRAIN.items()}
+    balancer = Balancer(mixture, model, loss, train=probes, dev=dev, every=4) if learned else None
+    folder.mkdir(parents=True)
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        rows = csv.DictWriter(file, ["step", *(f"eval_loss/{name}" for name in DEV)])
+        rows.writeheader()
+        for step, (_, batch) in zip(range(1, 15), stream, strict=False):
+            loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if balancer is not None and balancer.step():
+                save_history(balancer, folder, passes=stream.passes)
+            if step % 7 == 0:
+                losses = {f"eval_loss/{name}": loss(model, d[:]).item() for name, d in DEV.items()}
+                rows.writerow({"step": step, **losses})
+
+
+@pytest.mark.parametrize("train", [train_trainer, train_lightning, train_loop])
+def test_the_first_sentence_says_whether_learning_is_better(train, tmp_path):
+    for name in ("uniform", "learned"):
+        train(tmp_path / name, learned=name == "learned")
+    made = report([tmp_path], tmp_path / "out")
+    found = {name: evaluations_of(*(tmp_path / name).glob("version_0")) if train is train_lightning
+             else evaluations_of(tmp_path / name) for name in ("uniform", "learned")}  # fmt: skip
+    assert [len(found["uniform"][name]) for name in "xy"] == [2, 2]
+    means = {
+        name: min((x + y) / 2 for (_, x), (_, y) in zip(losses["x"], losses["y"], strict=True))
+        for name, losses in found.items()
+    }
+    change = means["learned"] / means["uniform"] - 1
+    word = "level with" if abs(change) < 0.005 else "better than" if change < 0 else "worse than"
+    match = re.match(
+        r"learned(?:/version_0)? is (.*) uniform(?:/version_0)?: mean dev loss (\S+) against (\S+), (\S+)%",
+        made.summaries[0],
+    )
+    assert (match[1], match[2], match[3]) == (word, f"{means['learned']:.3f}", f"{means['uniform']:.3f}")
+    assert float(match[4]) == pytest.approx(abs(100 * change), abs=0.06)
+    page = made.page.read_text(encoding="utf-8")
+    for heading in ("Is it better?", "What the mixture did", "Which data helps which goal?", "Dev losses of all runs"):
+        assert heading in page
+    assert any(word in made.summaries[1] for word in ("moved", "updates in"))
+    folder = tmp_path / "learned" / "version_0" if train is train_lightning else tmp_path / "learned"
+    table = moments_of(folder)[-1].relevance  # in mixture.jsonl, whichever trainer wrote it
+    assert {len(row) for row in table.values()} == {3}
+    assert all(0 <= value <= 1 and error > 0 for row in table.values() for value, error in row.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("eval_loss", "dev"),
+        ("eval_my_topics_loss", "my_topics"),
+        ("eval_loss/a b", "a b"),
+        ("val_loss", "dev"),
+        ("val_loss_epoch", "dev"),
+        ("val/loss/dataloader_idx_1", "dataloader_idx_1"),
+        ("valid_x_loss", "x"),
+        ("val_loss_step", None),
+        ("eval_runtime", None),
+        ("loss", None),
+        ("dev_loss/x", None),  # of the probes
+    ],
+)
+def test_a_key_names_its_dev_set(tmp_path, key, name):
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": 5, key: 1.5}]}))
+    assert evaluations_of(tmp_path) == ({} if name is None else {name: [(5, 1.5)]})
+
+
+def run(label, losses, weights=None, moved=False):
+    moments = moments_of(updates("ab")) if moved else []
+    evaluations = {name: [(10.0 * i, loss) for i, loss in enumerate(of, 1)] for name, of in losses.items()}
+    return MixtureRun(label, None, moments, evaluations, weights or {})
+
+
+def test_the_best_static_run_and_the_priority_decide():
+    ours = run("learned", {"a": [2.0, 1.0, 3.0], "b": [1.0, 2.0, 3.0]}, {"a": 1.0, "b": 0.0}, moved=True)
+    static = [run("uniform", {"a": [1.5], "b": [1.5]}), run("t5", {"a": [1.25], "b": [9.0], "c": [0.0]})]
+    (sentence,) = compared([ours, *static]).verdict()
+    assert sentence.startswith("learned is better than t5: mean dev loss, weighted by the priority 1.000 against 1.250")
+    ours.weights = {}
+    (sentence,) = compared([*static, ours]).verdict()
+    assert sentence.startswith("learned is level with uniform: mean dev loss 1.500 against 1.500")
+    table = compared([ours, *static]).table("k")
+    assert [cell.text for cell in table.rows[0].values()] == ["a", "2.0000", "1.5000", "1.2500"]
+    assert [cell.number for cell in table.rows[-1].values()] == [None, 10, 10, 10]
+    assert compared([ours]) is None
+    assert compared(static).verdict() == []  # nothing was learned
+    assert compared([ours, run("other", {"z": [1.0]})]) is None
+
+
+# ------------------------------------------------------------------------------------------ red sentences
+
+
+def relevant(shares, table, passes=None, weights=None, count=4):
+    """The run of a plain loop, at whose last updates the relevance was `table`."""
+    made = [
+        Update(step=10 * i, mixture=shares, rewards=dict.fromkeys(shares, 0.1), dev_losses={}, train_losses={},
+               weights=weights or {}, alignment=None, seconds=0.1, prior=shares,
+               relevance={d: {n: ((v if i > 2 else 1.0), 0.1) for n, v in row.items()} for d, row in table.items()})
+        for i in range(1, count + 1)
+    ]  # fmt: skip
+    moments = moments_of(made)
+    if passes:
+        moments[-1].groups["passes"] = passes
+    return MixtureRun("r", None, moments)
+
+
+@pytest.mark.parametrize(
+    ("table", "weights", "named"),
+    [
+        ({"x": {"a": 1.0, "b": 0.0, "c": 0.0}}, None, ["b"]),  # c has little anyway
+        ({"x": {"a": 1.0, "b": 0.0, "c": 0.0}, "y": {"a": 0.2, "b": 0.3, "c": 1.0}}, None, []),
+        ({"x": {"a": 1.0, "b": -0.1, "c": 0.1}, "y": {"a": 1.0, "b": 0.5, "c": 0.1}}, {"x": 1.0, "y": 0.0}, ["b"]),
+    ],
+)
+def test_a_large_dataset_that_helps_no_goal_is_named(table, weights, named):
+    found = relevant({"a": 0.4, "b": 0.5, "c": 0.1}, table, weights=weights).warnings()
+    assert [sentence.split()[0] for sentence in found] == named
+    assert all("50% of the draws" in sentence and "leave it out" in sentence for sentence in found)
+
+
+def test_a_dataset_that_is_learned_by_heart_is_named(tmp_path):
+    table = {"x": {"a": 1.0, "b": 1.0}}
+    (sentence,) = relevant({"a": 0.5, "b": 0.5}, table, {"a": 40.0, "b": 1.0}).warnings()
+    assert sentence.startswith("a (40 times): after 16 passes")
+    assert relevant({"a": 0.5, "b": 0.5}, table, {"a": 16.0, "b": 1.0}).warnings() == []
+    assert relevant({"a": 0.9, "b": 0.1}, table, {"a": 40.0, "b": 40.0}).warnings() == []  # a long training, as given
+    names = [f"d{i}" for i in range(9)]
+    shares = dict.fromkeys(names, 1 / 9)
+    (sentence,) = relevant(
+        shares, {"x": dict.fromkeys(names, 1.0)}, dict.fromkeys(names, 20.0) | {"d8": 0.1}
+    ).warnings()
+    assert sentence.startswith("d0 (20 times), d1 (20 times)")
+    assert "d4 (20 times) and 3 more: " in sentence
