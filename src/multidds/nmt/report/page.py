@@ -119,7 +119,7 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
     )
     if compared.rows:
         section.scores = compared
-        section.summaries = [tables.summary(setting, compared)]
+        section.summaries = [tables.summary(setting, compared), *tables.findings(setting)]
     else:
         by_loss = compared_by_loss(
             [mixture_run_of(setting.of(label)[0]) for label in (chosen, *setting.labels) if label]

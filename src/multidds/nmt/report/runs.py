@@ -54,6 +54,7 @@ _ORDER = (  # beginnings of labels; of several that fit, the last one counts
     "UniMax",
     "planned",
     "given",
+    "without",
     "proportional to",
     "cooldown",
     "reverse",
@@ -92,6 +93,11 @@ class Run:
     @property
     def learned(self) -> bool:
         return self.config.mixture.method != "static"
+
+    @property
+    def left_out(self) -> list[str]:
+        """The datasets that someone left out by hand: probabilities of 0 in a given mixture."""
+        return _left_out(self.config.mixture)
 
     @property
     def published_as(self) -> str | None:
@@ -212,7 +218,16 @@ class Setting:
     @property
     def best_baseline(self) -> str | None:
         """The static method with the best average BLEU: chosen on the test sets, in its own favour."""
-        static = [label for label in self.labels if not self.of(label)[0].learned and self.scored(label)]
+        return self._best_static(by_hand=False)
+
+    @property
+    def best_by_hand(self) -> str | None:
+        """The best method in which someone who knows the data left some of it out: no baseline, but an aim."""
+        return self._best_static(by_hand=True)
+
+    def _best_static(self, by_hand: bool) -> str | None:
+        runs = {label: self.of(label)[0] for label in self.labels if self.scored(label)}
+        static = [label for label, run in runs.items() if not run.learned and bool(run.left_out) == by_hand]
         return max(static, key=lambda label: self.mean_bleu(label) or 0.0, default=None)
 
     def learned_with(self, method: str, priority: str = "regular") -> str | None:
@@ -236,10 +251,11 @@ class Setting:
 
 def label_of(mixture: MixtureSettings) -> str:
     """Returns the name of a method in a report."""
+    left_out = _left_out(mixture)
     prior = {
         "temperature": f"temperature {mixture.temperature:g}",
         "unimax": f"UniMax {mixture.max_passes:g}",
-        "explicit": "given mixture",
+        "explicit": f"without {' and '.join(left_out)}" if left_out else "given mixture",
     }.get(mixture.prior, mixture.prior)
     if mixture.method == "static":
         return prior if mixture.schedule == "none" else mixture.schedule.replace("-", " ")
@@ -251,6 +267,10 @@ def label_of(mixture: MixtureSettings) -> str:
     if prior != ("planned" if mixture.method in ("learned", "shuffled") else "proportional"):
         parts.append(f"from {prior}")
     return ", ".join(parts)
+
+
+def _left_out(mixture: MixtureSettings) -> list[str]:
+    return [name for name, p in mixture.probabilities.items() if p == 0] if mixture.prior == "explicit" else []
 
 
 def _priority(mixture: MixtureSettings) -> str:

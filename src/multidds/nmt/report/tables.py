@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from .runs import Run, Setting, differences
 
 SIGNIFICANT = 0.05
+_GIVEN_UP = 0.25  # of its first share: at this or less, a dataset is drawn next to never
 Compare: TypeAlias = Callable[[Path, Path], dict[str, dict[str, Any]]]  # significance.compare
 
 
@@ -342,6 +343,35 @@ def summary(setting: Setting, table: ReportTable) -> str:
         f"{table.columns['baseline']} {average['baseline'].text} ({average['difference'].text}); "
         f"{'significantly ' if tested else ''}better in {better} and worse in {worse} of {len(counted)} {which}."
     )
+
+
+def findings(setting: Setting) -> list[str]:
+    """Returns what the learned mixture found out, and how near it is to what someone who knows the data would do."""
+    learned, baseline, by_hand = main_method(setting), setting.best_baseline, setting.best_by_hand
+    sentences = [] if learned is None else _given_up(setting.of(learned)[0])
+    if learned is None or baseline is None or by_hand is None or not setting.scored(learned):
+        return sentences
+    ours, theirs, aim = (setting.mean_bleu(label) or 0.0 for label in (learned, baseline, by_hand))
+    if aim <= theirs:
+        return [*sentences, f"{by_hand}, by hand: {aim:.2f} BLEU, no better than {baseline}."]
+    way = (ours - theirs) / (aim - theirs)
+    found = f"{way:.0%} of the way from {baseline} to it" if way > 0 else f"no nearer to it than {baseline}"
+    return [*sentences, f"{by_hand}, by hand: {aim:.2f} BLEU; {learned} is {found}."]
+
+
+def _given_up(run: Run) -> list[str]:
+    """Returns a sentence about datasets whose share fell to a quarter or less, and stayed there."""
+    (_, start), *moved = run.mixtures
+    steps: dict[int, list[str]] = {}
+    for name, share in start.items():
+        kept = [step for step, mixture in moved if mixture[name] > _GIVEN_UP * share]
+        last_kept = max(kept, default=0)
+        if after := [step for step, _ in moved if step > last_kept]:
+            steps.setdefault(after[0], []).append(name)
+    if not steps:
+        return []
+    parts = [f"{' and '.join(names)} from step {step:,} on" for step, names in sorted(steps.items())]
+    return [f"{run.label} draws next to nothing from {', from '.join(parts)}: by their gradients they do not help."]
 
 
 def _weights(setting: Setting) -> list[str]:
