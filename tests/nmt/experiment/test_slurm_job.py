@@ -1,15 +1,18 @@
 """Experiments on a real Slurm of this machine alone, and what the runner does if a cluster cuts a run off."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import slurm
 import torch
-from conftest import multidds
+from conftest import ROOT, multidds
+from snippets import blocks
 from toy_runs import mistake, tensors
 
 from multidds.nmt.experiment.display import Lines
@@ -123,6 +126,37 @@ def test_a_training_that_was_cut_off_goes_on_if_it_has_saved(done, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- a real Slurm
+
+PAGE = ROOT / "docs" / "distributed.md"
+
+
+def test_the_documented_experiment_has_44_runs(tmp_path):
+    (text,) = blocks(PAGE, "toml")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    path = tmp_path / "seeds.toml"
+    path.write_text(text)
+    assert len(plan(path, load_experiment(path))) == 44
+    assert load_experiment(path).cluster.gpus == 1
+
+
+def test_the_documented_jobs_run_with_two_gpus(done, opened, monkeypatch):
+    """The array, and the job script: with two GPUs that are names only, and two runs."""
+    monkeypatch.chdir(done)
+    slurm.write_experiment(done, "seeds", 60, (1,))
+    (done / "examples").symlink_to(ROOT / "examples")
+    (script,) = blocks(PAGE, "sh")
+    (done / "sharded.sh").write_text(
+        script.replace("=gpu ", "=low ").replace("=64", "=2").replace("8 ex", "2 ex").replace("gpu:8", "gpu:2")
+    )
+    lines = [line for block in blocks(PAGE, "console") for line in block.splitlines() if "sbatch" in line]
+    array, job, _ = [line.replace("partition=gpu", "partition=low").replace("-44%8", "-2%2") for line in lines]
+    environment = opened | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{opened['PATH']}"}
+    (listed,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.endswith("> trainings")]
+    for line in (listed, array.replace("--cpus-per-task=4", ""), job):
+        subprocess.run(line, shell=True, env=environment, check=True)
+    slurm.wait_for(lambda: not slurm.jobs(opened))
+    assert "400 {'web': " in (done / "sharded.log").read_text()
+    assert slurm.saved(done / "runs" / "seeds" / NAME) == 60
 
 
 def test_what_slurm_refuses_is_one_line(done, opened):
