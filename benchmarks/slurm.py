@@ -263,6 +263,7 @@ def main() -> int:
 
         there = Experiment(folder, environment, write_experiment(folder, "there"))
         there.kill("killed", signal.SIGKILL)
+        wait_for(lambda: ": failed: " in there.log.read_text())
         there.training("pre-empted")
         asked(environment, "sbatch", "--partition=high", "--cpus-per-task=2", "--output=/dev/null", "--wrap=true")
         job = there.kill("timed out", signal.SIGSTOP)  # until Slurm's SIGCONT: it looks at limits twice a minute

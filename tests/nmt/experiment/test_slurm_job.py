@@ -125,6 +125,30 @@ def test_a_training_that_was_cut_off_goes_on_if_it_has_saved(done, monkeypatch):
             assert "cut off" in job.reason
 
 
+class Left(LocalProcesses):
+    """This machine, as if an earlier call had left its trainings."""
+
+    def __init__(self):
+        self.started = []
+
+    def start(self, run, stage, log):
+        self.started.append(stage)
+        return super().start(run, stage, log)
+
+    def has(self, run, stage):
+        return stage == "train"
+
+
+def test_an_evaluation_waits_for_the_training_that_was_left(done, monkeypatch):
+    monkeypatch.chdir(done)
+    path = slurm.write_experiment(done, "here", 60, (1,))
+    (run,) = [run for run in plan(path, load_experiment(path)) if run.name == NAME]
+    (run.folder / "scores.json").unlink()
+    place = Left()
+    Runner([Job(run)], 1, Lines(), place).run()
+    assert place.started == ["train", "evaluate"]
+
+
 # ---------------------------------------------------------------------------------------------- a real Slurm
 
 PAGE = ROOT / "docs" / "distributed.md"

@@ -101,6 +101,8 @@ class Runner:
             if not stages:
                 self._change(job, "skipped")
                 continue
+            if stages[0] == "evaluate" and self._place.has(job.run, "train"):
+                stages.insert(0, "train")  # the job that an earlier call has left is about to end
             runs.append(Task([job], stages, job.run.log))
             log = job.run.log.with_name(f"prepare.{job.run.setting}.log")
             preparations.setdefault(job.run.config.data.folder.resolve(), Task([], ["prepare"], log)).jobs.append(job)
