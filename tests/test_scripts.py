@@ -40,6 +40,7 @@ ELSEWHERE = {  # which a test below calls by name
     "benchmarks/measuring_cost.py",
     "benchmarks/processes.py",
     "benchmarks/short.py",
+    "benchmarks/slurm.py",
     "experiments/collect.py",
     "experiments/damage_found.py",
     "experiments/damaged_corpus.py",

@@ -8,6 +8,7 @@ from pathlib import Path
 import accelerate_loop
 import pytest
 import ranks
+from conftest import ROOT
 
 pytestmark = [pytest.mark.nightly(part="launchers")]
 
@@ -36,3 +37,13 @@ def test_command_of_the_accelerate_example_starts_two_processes(tmp_path):
     mixtures = {path.name: path.read_text() for path in tmp_path.glob("* of *")}
     assert mixtures.keys() == {"0 of 2", "1 of 2"}
     assert len(set(mixtures.values())) == 1
+
+
+@pytest.mark.claim(
+    "Several processes", "eight runs as jobs of a real Slurm end as on one machine, whatever ends the jobs"
+)
+def test_an_experiment_on_slurm_ends_as_on_one_machine():
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "slurm.py"], capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -304,7 +304,7 @@ def test_a_dry_run_prints_commands_that_a_shell_can_run(done):
     overrides = [part for before, part in zip(commands[1], commands[1][1:], strict=False) if before == "--set"]
     (planned,) = [run for run in plan(path, load_experiment(path)) if run.name == "made-up/uniform/seed-1"]
     assert load_config(RECIPE, overrides) == planned.config
-    assert commands[1][commands[1].index("--run") + 1] == "runs/dry dry/made-up/uniform/seed-1"
+    assert commands[1][commands[1].index("--folder") + 1] == "runs/dry dry/made-up/uniform/seed-1"
     multidds(*commands[0][1:], cwd=cwd)
     assert "# made-up/uniform/seed-1: done" in multidds("experiment", "e.toml", "--dry-run", cwd=cwd).stdout
 

@@ -273,6 +273,7 @@ def experiment(
     file: Annotated[Path, typer.Argument(help="The experiment: a TOML file, as in experiments/.", show_default=False)],
     parallel: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default the file's.")] = None,
     only: Annotated[str | None, typer.Option(help="Only runs that match, e.g. '*/multidds*/seed-1'.")] = None,
+    on: Annotated[str, typer.Option(help="The place: local, or slurm with the file's \\[cluster].")] = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and their commands.")] = False,
 ) -> None:
     """Train and evaluate many runs. To resume, repeat the command; finished runs are kept."""
@@ -282,7 +283,10 @@ def experiment(
     from ..experiment.progress import Job
     from ..experiment.run_list import plan
     from ..experiment.runner import Runner
+    from ..experiment.slurm_job import Slurm
 
+    if on not in ("local", "slurm"):
+        raise UserError(f"--on {on}: must be local or slurm.")
     wanted = load_experiment(file)
     runs = plan(file, wanted)
     jobs = [Job(run) for run in runs if only is None or fnmatchcase(run.name, only)]
@@ -292,17 +296,18 @@ def experiment(
         for line in commands(jobs):
             say(line)
         return
+    place = Slurm(wanted.cluster, file) if on == "slurm" else None
     _avoid_amx([job.run.config for job in jobs])  # the processes of the runs inherit it
     refusal = f"{wanted.folder}: another process is at work on the experiment there."
     with locked(wanted.folder / f"experiment{LOCK}", refusal), LiveTable(out) if out.is_terminal else Lines() as show:
-        runner = Runner(jobs, parallel or wanted.parallel, show)
+        runner = Runner(jobs, parallel or wanted.parallel, show, place)
         runner.run()
     out.print(final_table(jobs, wanted.folder))
     failed = [job for job in jobs if job.state == "failed"]
     for job in failed:
         say(f"failed: {job.run.name}: {job.reason}")
     if runner.stopped:
-        given = [("--parallel", parallel), ("--only", only)]
+        given = [("--parallel", parallel), ("--only", only), ("--on", on if place else None)]
         again = [str(part) for pair in given if pair[1] is not None for part in pair]
         say(f"Stopped. To go on: {shlex.join(['multidds', 'experiment', str(file), *again])}")
         raise SystemExit(130)

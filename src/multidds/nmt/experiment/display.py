@@ -15,7 +15,7 @@ from ..common.escaping import printable
 from ..common.terminal import escaped, new_table, say
 from .progress import Job, remaining_stages
 
-RUNNING = ("preparing", "training", "evaluating")
+RUNNING = ("queued", "preparing", "training", "evaluating")
 _EVERY = 30.0  # seconds between lines about a run, without a terminal
 _TEXT = ("setting", "method", "state")  # columns; the others are numbers
 _COLORS = {"training": "cyan", "evaluating": "cyan", "done": "green", "failed": "red", "stopped": "yellow"}

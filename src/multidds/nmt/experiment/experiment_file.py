@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from ..common.errors import UserError
-from ..config.config import NAME, Positive, Section, Seed, Threads, read_toml, sentence, suggestion
+from ..config.config import NAME, Count, Positive, Section, Seed, Threads, read_toml, sentence, suggestion
 
 
 class NamedRecipe(Section):
@@ -31,11 +31,21 @@ class Block(Section):
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)]
 
 
+class Cluster(Section):
+    """The request for each run on a cluster, in the words of its scheduler."""
+
+    partition: str = ""
+    gpus: Count = 0  # with more than one, torchrun starts a process for each
+    time: str = ""  # "8:00:00"; by default the limit of the partition
+    memory: str = ""  # "16G"; by default that of the partition
+
+
 class Experiment(Section):
     folder: Annotated[Path, Field(strict=False)]
     parallel: Positive = 1
     threads: Threads = 1
     evaluate: bool = True
+    cluster: Cluster = Cluster()
     settings: dict[str, NamedRecipe]
     methods: dict[str, Method]
     blocks: Annotated[tuple[Block, ...], Field(min_length=1, strict=False)]

@@ -14,7 +14,7 @@ from ..runs.record_files import Follower
 from ..runs.records import AnyRecord, Stepped, Validated
 from .run_list import Planned, Stage
 
-State = Literal["waiting", "preparing", "training", "evaluating", "done", "skipped", "failed", "stopped"]
+State = Literal["waiting", "queued", "preparing", "training", "evaluating", "done", "skipped", "failed", "stopped"]
 
 
 class Watch:

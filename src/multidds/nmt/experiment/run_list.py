@@ -46,7 +46,7 @@ class Planned:
         """Returns the arguments of the command `multidds` for a stage."""
         if stage == "evaluate":
             return ["evaluate", str(self.folder), "--threads", str(self.threads)]
-        where = ["--run", str(self.folder)] if stage == "train" else []
+        where = ["--folder", str(self.folder)] if stage == "train" else []  # torchrun has a --run of its own
         return [stage, str(self.recipe), *where, *(part for text in self.overrides for part in ("--set", text))]
 
     def command(self, stage: Stage) -> str:
