@@ -93,6 +93,7 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
             "priority must be 'regular', 'low', 'high' or weights, got 'lwo'. Did you mean 'low'?",
         ),
         (["mixture.priority={aze-en=1}"], "there is no language pair 'aze-en'. Did you mean 'aze-eng'?"),
+        (["mixture.priority={xx-eng=1}"], "there is no language pair 'xx-eng'. There are 'aze-eng', "),
         (["mixture.priority={aze-eng=0}"], "[mixture] priority: at least one must be above 0"),
         (["mixture.priority={aze-eng=-1}"], "must not be negative, nor above 1e100, but 'aze-eng' is -1"),
         (["mixture.prior=explicit", "mixture.probabilities={aze-eng=1}"], "'bel-eng' is missing; there are 'aze-eng'"),

@@ -309,6 +309,16 @@ def test_a_dry_run_prints_commands_that_a_shell_can_run(done):
     assert "# made-up/uniform/seed-1: done" in multidds("experiment", "e.toml", "--dry-run", cwd=cwd).stdout
 
 
+def test_overrides_and_another_folder_hold_for_every_run(done):
+    cwd, _ = done
+    given = ("--set", "train.max_steps=7", "--folder", "runs/other")
+    out = multidds("experiment", "e.toml", "--dry-run", *given, cwd=cwd).stdout
+    trained = [shlex.split(line) for line in out.splitlines() if line.startswith("multidds train")]
+    assert trained
+    assert all("train.max_steps=7" in words for words in trained)
+    assert all(any(word.startswith("runs/other/") for word in words) for words in trained)
+
+
 # ---------------------------------------------------------------------------------------------- mistakes
 
 

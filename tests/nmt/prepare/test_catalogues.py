@@ -53,9 +53,9 @@ def command(folder, shelf, *arguments, languages=FOUR, check=True):
     return multidds("corpus", "catalogues", folder, *given, cwd=folder.parent, check=check, env=offline(shelf))
 
 
-def refused(folder, shelf, **kwargs):
+def refused(folder, shelf, *arguments, **kwargs):
     """The one line that a user gets."""
-    done = command(folder, shelf, check=False, **kwargs)
+    done = command(folder, shelf, *arguments, check=False, **kwargs)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("multidds: ")
@@ -104,6 +104,21 @@ def test_the_corpus_is_aligned_lines_with_counts_and_licences(made):
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert "| phrases | 1.0 | MIT | gettext |" in text
     assert "The text belongs to its projects: phrases MIT, words MIT." in printed
+
+
+def test_untranslated_training_pairs_are_copies_of_their_source_and_nothing_else_differs(made, shelf, tmp_path):
+    whole, _ = made
+    one, *others = FOUR.split(",")
+    command(tmp_path / "broken", shelf, "--untranslated", one)
+    before, after = everything(whole), everything(tmp_path / "broken")
+    text = f"{one}-eng/train"
+    assert after[f"{text}.eng"] == after[f"{text}.{one}"] == before[f"{text}.{one}"]
+    differing = {name for name in before if "wheels" not in name and before[name] != after[name]}
+    assert differing == {f"{text}.eng", "corpus.json", "README.md"}
+    assert f"on purpose: {one}" in after["README.md"].decode()
+    refused_line = refused(tmp_path / "none", shelf, "--untranslated", "deu")
+    assert "deu" in refused_line
+    assert others[0] in refused_line
 
 
 def test_no_held_out_english_sentence_is_in_any_training_file(made):

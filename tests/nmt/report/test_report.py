@@ -243,6 +243,28 @@ def test_the_best_baseline_is_the_static_method_with_the_best_average(runs):
         assert setting.best_baseline == max(means, key=means.get)
 
 
+def test_what_learning_found_is_compared_with_leaving_data_out_by_hand(tmp_path):
+    names = RELATED[:3]
+    by_hand = dict(zip(names, (0.5, 0.5, 0.0), strict=True))
+    make_run(tmp_path / "a", names, prior="uniform", quality=0.4)
+    make_run(tmp_path / "b", names, prior="explicit", probabilities=by_hand, quality=0.8)
+    make_run(tmp_path / "c", names, method="learned", quality=0.6)
+    setting = one_setting([tmp_path])
+    assert setting.best_baseline == "uniform"
+    assert setting.best_by_hand == f"without {names[2]}"
+    bleu = {label: setting.mean_bleu(label) for label in setting.labels}
+    way = (bleu["learned"] - bleu["uniform"]) / (bleu[setting.best_by_hand] - bleu["uniform"])
+    (sentence,) = tables.findings(setting)
+    assert f"{way:.0%} of the way from uniform" in sentence
+    lines = read_lines(tmp_path / "c")
+    for line in lines:
+        if line["kind"] == "update" and line["step"] >= 30:
+            line["mixture"] = dict(zip(names, (0.6, 0.39, 0.01), strict=True))
+    write_records(tmp_path / "c", lines)
+    found, _ = tables.findings(one_setting([tmp_path]))
+    assert f"from {names[2]} from step 30 on" in found
+
+
 def test_averages_follow_the_priority_and_say_so(tmp_path):
     """A mixture for one language is judged by that language, and so are the static ones beside it."""
     own = {"bel-eng": 2.0, "aze-eng": 1.0}

@@ -274,6 +274,10 @@ def experiment(
     parallel: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default the file's.")] = None,
     only: Annotated[str | None, typer.Option(help="Only runs that match, e.g. '*/multidds*/seed-1'.")] = None,
     on: Annotated[str, typer.Option(help="The place: local, or slurm with the file's \\[cluster].")] = "local",
+    folder: Annotated[
+        Path | None, typer.Option(help="The folder for the runs; by default the file's.", show_default=False)
+    ] = None,
+    set_: Set = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and their commands.")] = False,
 ) -> None:
     """Train and evaluate many runs. To resume, repeat the command; finished runs are kept."""
@@ -288,7 +292,9 @@ def experiment(
     if on not in ("local", "slurm"):
         raise UserError(f"--on {on}: must be local or slurm.")
     wanted = load_experiment(file)
-    runs = plan(file, wanted)
+    if folder is not None:
+        wanted = wanted.model_copy(update={"folder": folder})
+    runs = plan(file, wanted, set_)
     jobs = [Job(run) for run in runs if only is None or fnmatchcase(run.name, only)]
     if not jobs:
         raise UserError(f"--only {only}: matches none of the {len(runs)} runs, such as {runs[0].name}.")
@@ -307,7 +313,8 @@ def experiment(
     for job in failed:
         say(f"failed: {job.run.name}: {job.reason}")
     if runner.stopped:
-        given = [("--parallel", parallel), ("--only", only), ("--on", on if place else None)]
+        given: list[tuple[str, object]] = [("--parallel", parallel), ("--only", only), ("--folder", folder)]
+        given += [("--on", on if place else None), *(("--set", override) for override in set_)]
         again = [str(part) for pair in given if pair[1] is not None for part in pair]
         say(f"Stopped. To go on: {shlex.join(['multidds', 'experiment', str(file), *again])}")
         raise SystemExit(130)

@@ -413,7 +413,7 @@ def sentence(error: ValidationError, root: type[Section] = Config) -> str:
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """Returns the end of a message about an unknown word: the nearest known one, or all if they are few."""
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.65)
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" There are {', '.join(map(repr, known))}." if known and len(known) <= 12 else ""

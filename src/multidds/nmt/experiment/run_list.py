@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from itertools import product
@@ -53,17 +53,20 @@ class Planned:
         return shlex.join(["multidds", *self.arguments(stage)])
 
 
-def plan(path: Path, experiment: Experiment) -> list[Planned]:
-    """Returns every run of every block once, in their order. All recipes are read and all configs checked."""
+def plan(path: Path, experiment: Experiment, overrides: Sequence[str] = ()) -> list[Planned]:
+    """Returns every run of every block once, in their order. All recipes are read and all configs checked.
+
+    overrides: of all runs, such as "train.max_steps=100".
+    """
     keys = dict.fromkeys(
         key for block in experiment.blocks for key in product(block.settings, block.methods, block.seeds)
     )
-    runs = [_planned(path, experiment, *key) for key in keys]
+    runs = [_planned(path, experiment, *key, overrides) for key in keys]
     _check_apart(path, runs)
     return runs
 
 
-def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed: int) -> Planned:
+def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed: int, given: Sequence[str]) -> Planned:
     recipe = (path.parent / experiment.settings[setting].recipe).resolve()
     if recipe.is_relative_to(Path.cwd()):
         recipe = recipe.relative_to(Path.cwd())
@@ -73,7 +76,7 @@ def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed
         load_config(recipe, _as_overrides(base))
     values = base | flat(experiment.methods[method].set, f"{path}: [methods.{method}]")
     values |= {"train.seed": seed, "train.threads": experiment.threads, "data.setting": setting}
-    overrides = _as_overrides(values)
+    overrides = (*_as_overrides(values), *given)
     with _naming(f"{path}: [methods.{method}] in [settings.{setting}]"):
         config = load_config(recipe, overrides)
     if experiment.evaluate and config.data.test is None:
