@@ -21,6 +21,15 @@ def passes_text(passes: float) -> str:
     return f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
 
 
+def bytes_text(size: float) -> str:
+    """Returns a size in memory: 12 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
+
+
 def short(name: str, most: int = _MOST_LETTERS) -> str:
     """Returns a printable name of at most `most` letters."""
     name = "".join(letter if letter.isprintable() else "?" for letter in name)

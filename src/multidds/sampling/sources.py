@@ -105,15 +105,15 @@ class BatchesOf:
     splittable = True
 
     def __init__(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self.batch_size, self.collate_fn = dataset, batch_size, collate_fn
+        self.dataset, self.batch_size, self.collate_fn = dataset, batch_size, collate_fn
 
     def __call__(self, generator: torch.Generator) -> Any:
         return self.collate_fn(self.examples(generator, self.batch_size))
 
     def examples(self, generator: torch.Generator, count: int) -> list[Any]:
         """Draws `count` examples with replacement."""
-        indices = torch.randint(len(self._dataset), (count,), generator=generator, device="cpu")
-        return [self._dataset[i] for i in indices.tolist()]
+        indices = torch.randint(len(self.dataset), (count,), generator=generator, device="cpu")
+        return [self.dataset[i] for i in indices.tolist()]
 
 
 class _Function:

@@ -1,4 +1,4 @@
-"""Logs of an update through the Trainer: all numbers in its log and loggers, one line on the console."""
+"""Logs through the Trainer: all numbers of an update in its log and loggers, one line on the console."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +13,15 @@ from ...history.loggers import LAYOUT, TABLE, keep_history, on_console, table
 from ...history.update import Update
 
 _CONSOLES = (PrinterCallback, ProgressCallback)  # they would print every number
+
+
+def log_start(trainer: Any, balancer: Any) -> None:
+    """Shows the line about the training that begins, as those of updates are shown."""
+    folder, where = trainer.args.output_dir, "updates are in the Trainer's log"
+    if _keeps_history(trainer.args):
+        where = f"updates are in mixture.jsonl in {folder}; multidds report {folder} shows them"
+    shown = any(isinstance(callback, _CONSOLES) for callback in trainer.callback_handler.callbacks)
+    balancer.log_start(where, (lambda line: on_console(line, tqdm.write)) if shown else None)
 
 
 def log_update(trainer: Any, balancer: Any, update: Update, passes: Mapping[str, float], **more: Any) -> None:
@@ -40,8 +49,12 @@ def log_update(trainer: Any, balancer: Any, update: Update, passes: Mapping[str,
             columns, rows = table(update, passes)
             shown = callback._wandb.Table(columns=columns, data=rows)
             callback._wandb.log({TABLE: shown, "train/global_step": trainer.state.global_step})
-    if args.output_dir and args.save_strategy != "no" and Path(args.output_dir).is_dir():
+    if _keeps_history(args) and Path(args.output_dir).is_dir():
         keep_history(balancer, args.output_dir, passes)
+
+
+def _keeps_history(args: Any) -> bool:
+    return bool(args.output_dir) and args.save_strategy != "no"
 
 
 def _lay_out(callbacks: list[Any]) -> None:
