@@ -50,6 +50,7 @@ def test_it_is_logged_once_when_training_begins(caplog):
     with caplog.at_level(logging.INFO, "multidds"):
         assert caplog.text == ""
         balancer.step()
+        assert caplog.text.count("plan for") == 1
         balancer.step()
         balancer.log_start()
     assert caplog.text.count("plan for") == 1

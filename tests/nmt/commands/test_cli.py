@@ -102,11 +102,7 @@ def test_a_dry_run_tells_what_would_be_done(tiny):
 
 
 BY_SIZES = ["plan", "a=12000", "--draws", "6400", "b=150"]
-WITHOUT_EXTRAS = (
-    "import sys, importlib.util as u; real = u.find_spec\n"
-    "import multidds.__main__ as m; m.find_spec = lambda name: None if name == 'typer' else real(name)\n"
-    "m.main()"
-)
+WITHOUT_EXTRAS = "import sys; sys.modules['typer'] = None; from multidds.__main__ import main; main()"
 
 
 def test_a_plan_of_sizes_is_the_table_with_and_without_the_extras(tmp_path):
