@@ -12,9 +12,9 @@ DEMO := demo
 CORPUS := data/catalogues
 endif
 # make nightly: all parts in turn, each at most two hours on two cores.
-PART ?= results site faults launchers extras install
+PART ?= results site faults launchers extras install newest
 
-.PHONY: demo test test-fast nightly check docs proofs wheel release-check bench clean
+.PHONY: demo test test-fast nightly check docs proofs constraints wheel release-check bench clean
 
 demo: $(READY)  ## set up, then: a corpus, two fixed mixtures and a learned one side by side, scores, a report
 	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
@@ -45,6 +45,14 @@ nightly-%: $(READY)
 
 proofs:  ## docs/proofs.md, from the marks of the tests
 	$(PYTHON) tests/support/proofs.py
+
+constraints:  ## constraints.txt anew: its pins, and the newest versions of everything else that go with them
+	rm -rf build/newest && mkdir -p build
+	sed '/^# The rest/q' constraints.txt > build/pins.txt
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/pip install --quiet -c build/pins.txt -e '.[dev]'
+	build/newest/bin/pip freeze --exclude-editable | grep -vE '^(torch|sentencepiece)==' > build/rest.txt
+	cat build/pins.txt build/rest.txt > constraints.txt
 
 wheel: $(READY)  ## build a wheel; run an example in an environment with torch and numpy alone
 	rm -rf dist build/bare

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from domains_table import table
-from domains_text import ELSEWHERE, GOALS, REGIMES, WINDOW, Corpus, read_corpus
+from domains_text import BY_HAND, ELSEWHERE, GOALS, REGIMES, WINDOW, Corpus, read_corpus
 from rivals import Exp3, Exponentiated, inner_products, training_losses
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -52,7 +52,9 @@ PAPER: dict[str, dict[str, Any]] = {  # the paper's methods and other papers', b
     "odm": {"reward": FromTable(training_losses, sketch=1), "rule": Exp3()},
 }
 OURS = ("learned", "shuffled")  # the default, and the same with the probes of other datasets
-METHODS = (*STATIC, "unimax", "planned", *SCHEDULED, *PAPER, *OURS)
+HAND = tuple(f"by-hand-{number}" for number in range(1, 7))
+METHODS = (*STATIC, "unimax", "planned", *HAND, *SCHEDULED, *PAPER, "mirror-ascent", *OURS)
+_LEFT_OUT = 1e-4  # share of what a mixture by hand leaves out
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,11 @@ def prior(config: Config, sizes: Mapping[str, int]) -> Mixture:
         return Mixture.unimax(sizes, budget=config.steps * config.batch, max_passes=MAX_PASSES)
     if config.method == "planned":
         return Mixture.planned(sizes, draws=config.steps * config.batch)
-    return Mixture.temperature(sizes, {**STATIC, "cooldown": 5}.get(config.method, 1))
+    if config.method in HAND:
+        by_hand = BY_HAND[config.regime][HAND.index(config.method)]
+        shares = {name: by_hand.get(name, _LEFT_OUT * sum(by_hand.values())) for name in sizes}
+        return Mixture({name: share / sum(shares.values()) for name, share in shares.items()}, sizes)
+    return Mixture.temperature(sizes, {**STATIC, "cooldown": 5, "mirror-ascent": 3}.get(config.method, 1))
 
 
 def schedule(config: Config, sizes: Mapping[str, int]) -> list[tuple[int, dict[str, float]]]:
@@ -173,6 +179,8 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
     arguments: dict[str, Any] = {"probes": Probes(average=0)}  # the model is an average already, where one is wanted
     if config.method in PAPER:
         arguments |= {"rule": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
+    if config.method == "mirror-ascent":
+        arguments |= {"rule": Exponentiated(lr=0.3, standardized=True), "probes": Probes(batches=2, average=0)}
     if config.method in OURS:
         arguments["probes"] = Probes(batches=2, average=0)
     probed = dict(corpus.train)
@@ -228,8 +236,8 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
     sizes = {name: len(windows) for name, windows in corpus.train.items()}
     mixture = prior(config, sizes)
     history = schedule(config, sizes)
-    learned = config.method in (*PAPER, *OURS)
-    place = averaged.module if config.method in OURS else model
+    learned = config.method in (*PAPER, "mirror-ascent", *OURS)
+    place = averaged.module if config.method in ("mirror-ascent", *OURS) else model
     mover = balancer(config, mixture, place, corpus) if learned else Replay(mixture, history)
     sampler = MixtureSampler(sizes, mixture, batch_size=config.batch, seed=config.seed)
     windows = torch.cat([corpus.train[name] for name in sizes])
@@ -333,7 +341,7 @@ def main(arguments: list[str]) -> None:
             corpus = None
             for method in given.method:
                 path = given.results / f"{regime}.{method}.{seed}.json"
-                if path.exists():
+                if path.exists() or (method in HAND and HAND.index(method) >= len(BY_HAND.get(regime, []))):
                     continue
                 if corpus is None:
                     sizes = REGIMES[regime]

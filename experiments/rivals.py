@@ -1,15 +1,17 @@
-"""Rules and rewards of other papers, to compare with: DoGE (Fan et al. 2024), Online Data Mixing (Albalak et al. 2023).
+"""Rules and rewards to compare with: DoGE (Fan et al. 2024), Online Data Mixing (Albalak et al. 2023), mirror ascent.
 
     Balancer(..., reward=FromTable(inner_products), rule=Exponentiated())     # DoGE
     Balancer(..., reward=FromTable(training_losses, sketch=1), rule=Exp3())   # Online Data Mixing
+    Balancer(..., rule=Exponentiated(lr=0.3, standardized=True))              # mirror ascent on standardised rewards
 
-They use the public protocol of `multidds.rules` alone. Neither is tuned here.
+They use the public protocol of `multidds.rules` alone. None is tuned here.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import pstdev
 from typing import Any
 
 import torch
@@ -44,10 +46,12 @@ class Exponentiated(Rival):
     """The rule of DoGE, exponentiated gradient ascent: P(i) becomes proportional to P(i) * exp(lr * R(i)).
 
     lr: size of a step: DoGE's learning rate over its mu, times the optimizer steps between two updates. Default 0.5.
+    standardized: whether the rewards of an update are divided by their standard deviation. Default False.
     floor: no probability falls much below this share of the smallest prior probability, 0 to below 1. Default 0.1.
     """
 
     lr: float = 0.5
+    standardized: bool = False
     floor: float = 0.1
 
     def __post_init__(self) -> None:
@@ -61,7 +65,8 @@ class Exponentiated(Rival):
 
     def next(self, numbers: Numbers, rewards: Numbers, prior: Numbers, update: int) -> tuple[Numbers, Numbers]:
         best = max(rewards.values())
-        raised = normalized({name: p * math.exp(self.lr * (rewards[name] - best)) for name, p in numbers.items()})
+        lr = self.lr / (pstdev(rewards.values()) or 1.0) if self.standardized else self.lr
+        raised = normalized({name: p * math.exp(lr * (rewards[name] - best)) for name, p in numbers.items()})
         least = self.floor * min(prior.values())
         probabilities = normalized({name: max(p, least) for name, p in raised.items()})
         return probabilities, probabilities

@@ -26,7 +26,7 @@ for name in [name for name in os.environ if name.startswith("SLURM_")]:
 ROOT = Path(__file__).parent.parent
 
 
-PARTS = {"results", "site", "faults", "launchers", "extras", "install"}  # of `make nightly`
+PARTS = {"results", "site", "faults", "launchers", "extras", "install", "newest"}  # of `make nightly`
 SLOW_FIXTURES = {"tiny", "runs", "done", "demo", "place", "opened", "browser", "hundred"}  # whole trainings, a browser
 
 

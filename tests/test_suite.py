@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from conftest import PARTS, ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from toy_lightning import QUIET, loader_and_callback, net, trainer
 
 pytestmark = QUIET
@@ -37,6 +40,21 @@ def test_the_parts_of_make_nightly_are_the_same_everywhere():
     (weekly,) = re.findall(r"part: \[(.*)\]", (ROOT / ".github" / "workflows" / "weekly.yml").read_text())
     assert made.split() == weekly.split(", ")
     assert set(made.split()) == PARTS
+
+
+def test_constraints_are_complete_and_hold_on_any_machine():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines if not line.startswith("#")]
+    assert all(pins), "a line with a path, a host or a build such as +cpu"
+    versions = {canonicalize_name(pin[1]): pin[2] for pin in pins}
+    assert len(versions) == len(pins)
+    assert not [name for name in versions if name.startswith(("nvidia", "cuda", "triton"))]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*project["dependencies"], *(line for part in project["optional-dependencies"].values() for line in part)]
+    for requirement in map(Requirement, needed):
+        if requirement.name != project["name"]:
+            assert canonicalize_name(requirement.name) in versions, f"{requirement}: make constraints"
+            assert versions[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_no_two_files_of_tests_have_one_name():

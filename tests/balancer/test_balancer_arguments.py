@@ -1,6 +1,7 @@
 """Arguments that a balancer refuses, each by its name and value."""
 
 import inspect
+import re
 
 import pytest
 from torch import nn
@@ -23,9 +24,10 @@ def test_there_are_fifteen_arguments():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": batches("ab"), "mixture": PRIOR}, "train: 'c' is missing"),
+        ({"train": batches("ab"), "mixture": PRIOR}, "train: 'c' is missing; there are 'a', 'b'"),
         ({"train": batches("abcd"), "mixture": PRIOR}, "train: 'd' is unknown"),
         ({"dev": {}}, "dev set"),
+        ({"dev": {"x": batches_of([], 4)}}, "dev 'x'.*no examples"),
         ({"mixture": Mixture({"a": 0.5, "b": 0.5, "c": 0.0})}, "'c' is 0"),
         ({"mixture": {"a": 1.0}}, "mixture.*dict"),
         ({"compute": 3}, "loss.*int"),
@@ -57,6 +59,25 @@ def test_there_are_fifteen_arguments():
 def test_an_argument_that_cannot_be_is_refused_by_name(change, message):
     with pytest.raises((ValueError, TypeError), match=message):
         balancer_of(**change)
+
+
+def test_a_mixture_that_another_training_has_learned_is_noticed(caplog):
+    mixture = Mixture.proportional(SIZES)
+    first = balancer_of(mixture=mixture)
+    assert "another balancer" not in caplog.text
+    first.update()
+    balancer_of(mixture=Mixture(mixture.probabilities))  # on purpose: the result of the first as the prior
+    assert "another balancer" not in caplog.text
+    share = f"c {100 * mixture['c']:.0f}%"
+    second = balancer_of(mixture=mixture)
+    assert re.search(f"another balancer .*{share}.* new Mixture", caplog.text)
+    caplog.clear()
+    mixture.move(PRIOR.probabilities)
+    balancer_of(mixture=mixture)
+    assert "another balancer" not in caplog.text
+    second.load_state_dict(first.state_dict())
+    balancer_of(mixture=mixture)
+    assert "another balancer" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,22 @@ def test_a_saved_history_is_read_back_and_continues_after_a_resume(tmp_path):
         save_history(updates("abc"), tmp_path)
 
 
+def test_a_history_is_saved_in_a_folder_that_is_made_or_in_a_file_that_is_called_so(tmp_path):
+    folder = tmp_path / "runs" / "x.1"
+    save_history([], folder)  # before training
+    assert folder.is_dir()
+    for path in (folder, str(tmp_path / "new" / "own.jsonl")):
+        save_history(updates("ab", count=1), path)
+        assert len(moments_of(path)) == 1
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["mixture.jsonl", "own.jsonl"]
+    (tmp_path / "odd.jsonl").mkdir()
+    save_history(updates("ab", count=1), tmp_path / "odd.jsonl")
+    assert (tmp_path / "odd.jsonl" / "mixture.jsonl").is_file()
+    (tmp_path / "x").touch()
+    with pytest.raises(ValueError, match=r"x is a file.*\.jsonl"):
+        save_history([], tmp_path / "x")
+
+
 def test_a_file_keeps_updates_that_the_memory_dropped(tmp_path):
     given = updates("ab", count=6)
     for count in range(1, 7):

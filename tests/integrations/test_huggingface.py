@@ -246,6 +246,17 @@ def test_passes_are_limited_by_the_length_of_training(tmp_path):
     assert limited[False] < 0.8 < limited[True]
 
 
+def test_a_dataset_of_an_earlier_trainer_is_noticed_but_not_a_second_training(tmp_path, caplog):
+    first, _ = trainer_of(tmp_path, settings={"max_steps": 4})
+    first.train()
+    first.train()
+    assert "another balancer" not in caplog.text
+    second = Watched(Classifier(), first.args, train_dataset=first.train_dataset, eval_dataset=first.eval_dataset)
+    second.add_callback(BalanceCallback(second, 2, rule=Scorer(lr=2.0)))
+    second.train()
+    assert "another balancer" in caplog.text
+
+
 @pytest.mark.claim("Hugging Face Trainer", "`resume_from_checkpoint=True`, and a second training")
 def test_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 8}
@@ -711,6 +722,7 @@ def test_fsdp2_is_accepted_and_fsdp1_refused(version, accepted, tmp_path, monkey
         ("train_dataset", Rows(3, 0), "train_dataset .* MixedDataset, got Rows"),
         ("eval_dataset", None, "eval_dataset is None.* dev="),
         ("eval_dataset", {}, "dev is empty"),
+        ("eval_dataset", {"x": Rows(3, 0), "y": []}, "dev: .*'y'"),
         ("is_fsdp_enabled", True, "FSDP1"),
         ("is_deepspeed_enabled", True, "DeepSpeed .*Replay"),
         ("args.parallelism_config", object(), "parallelism_config"),

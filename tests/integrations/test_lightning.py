@@ -674,6 +674,7 @@ def test_strategies_that_do_not_work_are_refused(strategy, options, message, tmp
     ("arguments", "message"),
     [
         ({"dev": {}}, "dev is empty"),
+        ({"dev": {"x": dataset(4), "y": dataset(0)}}, "dev: .*'y'"),
         ({"batchs": 2}, "batchs"),
         ({"loss": "mse"}, "loss .* str"),
         ({"every": 0}, "every .* 0"),
@@ -698,6 +699,7 @@ def test_static_mixture_needs_no_callback_and_resumes_within_an_epoch(tmp_path):
         loader, module = mixed_loader(TRAIN, Mixture.proportional(SIZES), 4, seed=5, num_workers=2), net()
         saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10)
         trainer(tmp_path, saver, max_steps=19).fit(module, loader, ckpt_path=ckpt_path)
+        assert sum(loader.passes[name] * size for name, size in SIZES.items()) == pytest.approx(19 * 4)
         return loader.state_dict(), [p.tolist() for p in module.parameters()], module.batches[-9:]
 
     assert run() == run(tmp_path / "step=10.ckpt")

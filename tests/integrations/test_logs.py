@@ -236,5 +236,6 @@ def test_console_without_arrows_gets_the_line_in_its_own_letters(monkeypatch):
 
 
 def test_history_that_cannot_be_written_does_not_end_the_training(tmp_path, caplog):
-    keep_history([UPDATE], tmp_path / "missing" / "folder", {})
-    assert "[Errno 2]" in caplog.text
+    (tmp_path / "file").touch()
+    keep_history([UPDATE], tmp_path / "file" / "folder", {})
+    assert "[Errno 20]" in caplog.text

@@ -16,7 +16,7 @@ from torch import nn
 from toy_st import SIZES, Watched, dev_sets, labelled, model, pairs, train_sets, trainer_of
 from toy_trainers import MOVING, QUIET, STILL, assert_resumes, lasting, mixtures, same_parameters
 
-from multidds import Balancer, Mixture, Probes
+from multidds import Balancer, Limits, Mixture, Probes
 from multidds.integrations.sentence_transformers import BalanceCallback, mixed_batches
 from multidds.integrations.sentence_transformers.batches import probe_batches
 from multidds.rules import RelevancePlan
@@ -251,13 +251,28 @@ def test_static_mixture_needs_no_callback_and_resumes_exactly(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 9, "max_steps": 32}
     whole, _ = trainer_of(tmp_path, every=0, settings=settings)
     whole.train()
-    assert [name for name, _ in drawn(whole, train_sets())] == simulated(32, {})
+    batches = drawn(whole, train_sets())
+    assert [name for name, _ in batches] == simulated(32, {})
+    ahead = 1  # a batch that the loader has read to find out whether the last is the last
+    counted = whole.args.multi_dataset_batch_sampler.examples
+    assert 0 < sum(counted.values()) - sum(len(numbers) for _, numbers in batches) <= ahead * 4
+    assert whole.args.multi_dataset_batch_sampler.passes == {name: counted[name] / SIZES[name] for name in SIZES}
     for step in (9, 18):
         resumed, _ = trainer_of(tmp_path, every=0, settings=settings)
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert resumed.seen == whole.seen[step:]
     saved = torch.load(tmp_path / "checkpoint-9" / "training_args.bin", weights_only=False)
     assert saved.multi_dataset_batch_sampler.mixture.probabilities == Mixture.proportional(SIZES).probabilities
+
+
+def test_passes_are_limited_by_the_length_of_training(tmp_path):
+    passes = {}
+    for most in (None, 0.5):
+        limits = Limits(max_passes={"a": most} if most else None)
+        trainer, _ = trainer_of(tmp_path, limits=limits, **STILL)
+        trainer.train()
+        passes[most] = trainer.args.multi_dataset_batch_sampler.passes["a"]
+    assert passes[0.5] < 0.9 < passes[None]
 
 
 def test_other_dev_sets_and_other_evaluations(tmp_path):
@@ -285,8 +300,9 @@ def test_other_dev_sets_and_other_evaluations(tmp_path):
         ({**train_sets(), "d": pairs(4, 0)}, {}, {}, "mixed_batches: 'd'"),
         (None, {"accelerator_config": {"dispatch_batches": True}}, {}, "dispatch_batches=True"),
         (None, {}, {"dev": ["x"]}, "dev 'x' .* 'a', 'b'"),
+        (None, {}, {"dev": {"a": pairs(8, 3), "b": pairs(0, 3)}}, "dev: .* 'b'"),
     ],
-    ids=["one dataset", "another sampler", "names", "dispatch", "dev"],
+    ids=["one dataset", "another sampler", "names", "dispatch", "dev", "empty"],
 )
 def test_settings_that_cannot_be_right_are_refused(data, settings, options, message, tmp_path):
     trainer, _ = trainer_of(tmp_path, every=0, data=data, settings=settings)

@@ -9,7 +9,7 @@ from assertions import assert_ranks_equal_one_process
 from toy_trainers import MOVING, QUIET, STILL, assert_resumes, lasting, mixtures, same_parameters
 from toy_trl import dev_sets, dpo, reward, rows, sft, train_sets
 
-from multidds import Mixture, MixtureSampler, Probes
+from multidds import Limits, Mixture, MixtureSampler, Probes
 from multidds.integrations.trl import balance
 
 pytestmark = QUIET
@@ -130,6 +130,17 @@ def test_one_dev_set_needs_no_name(tmp_path, capsys):
     assert "plan for 4 steps: " in capsys.readouterr().out
 
 
+def test_passes_are_limited_by_the_length_of_training(tmp_path):
+    shares = {}
+    for most in (4, 0.5):
+        trainer = sft(tmp_path, train_sets()["a"], dev_sets())
+        callback = balance(trainer, train_sets(), every=2, limits=Limits(max_passes=most))
+        trainer.train()
+        shares[most] = [callback.balancer.start["a"], *(m["a"] for m in list(mixtures(trainer).values())[:-1])]
+    assert max(shares[0.5]) < 0.26  # half a pass over 12 of 24 examples
+    assert min(shares[4]) > 0.35
+
+
 @pytest.mark.claim("TRL", "datasets of both formats in one training")
 @pytest.mark.parametrize("completions", [True, False])
 def test_datasets_of_both_formats_need_a_setting(completions, tmp_path):
@@ -173,6 +184,8 @@ def test_settings_that_cannot_be_right_are_refused(tmp_path):
         ({**sets, "d": datasets.Dataset.from_dict({"text": ["w1"], "image": [b""]})}, {}, "images .* 'd'"),
         ({**sets, "d": sets["a"].to_iterable_dataset()}, {}, "train_sets .*'d'"),
         (sets, {"dev": ["nothing"]}, "dev 'nothing'"),
+        ({**sets, "d": sets["a"].select([])}, {}, "train_sets: .* 'd'"),
+        (sets, {"dev": {"z": sets["a"].select([])}}, "dev: .* 'z'"),
         (sets, {"every": 0}, "every .* 0"),
     ):
         with refused(match=message):

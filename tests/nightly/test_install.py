@@ -1,4 +1,4 @@
-"""Fresh environments: the install lines of the README, and each extra with the snippet of its page.
+"""Fresh environments: the install lines of the README, each extra with the snippet of its page, the newest versions.
 
 They need a package registry and download torch. `pytest -m nightly tests/nightly/test_install.py -k plot` runs one.
 """
@@ -22,10 +22,13 @@ def new_environment(folder):
     return folder / "bin" / "python"
 
 
-def run(command, cwd):
-    """Runs a command with our constraints for pip, and with nothing else of this environment."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment = clean | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+def run(command, cwd, constraints=None):
+    """Runs a command, with a file of constraints for pip if there is one, and with nothing else of this environment."""
+    ours = ("PYTHONPATH", "VIRTUAL_ENV", "PIP_CONSTRAINT")
+    environment = {name: v for name, v in os.environ.items() if name not in ours and not name.startswith("PYTEST_")}
+    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    if constraints is not None:
+        environment["PIP_CONSTRAINT"] = str(constraints)
     done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -45,6 +48,18 @@ def test_an_install_line_of_the_readme_works(line, tmp_path):
 @pytest.mark.parametrize("extra", SNIPPETS)
 def test_an_extra_brings_what_the_snippet_of_its_page_needs(extra, tmp_path):
     python = new_environment(tmp_path / "environment")
-    run([python, "-m", "pip", "install", f"{ROOT}[{extra}]"], ROOT)
+    run([python, "-m", "pip", "install", f"{ROOT}[{extra}]"], ROOT, ROOT / "constraints.txt")
     # In another folder, so that nothing is imported from the clone but the snippets themselves.
     assert "the snippet runs" in run([python, ROOT / "tests" / "support" / "snippets.py", extra], tmp_path)
+
+
+@pytest.mark.nightly(part="newest")
+def test_the_newest_versions_of_everything_work(tmp_path):
+    """All but torch, whose newest version may have no CPU build: the fast tests, all of the docs, and the demo."""
+    python = new_environment(tmp_path / "environment")
+    (pin,) = re.findall(r"(?m)^torch==.*$", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    (tmp_path / "torch.txt").write_text(pin)
+    run([python, "-m", "pip", "install", "-e", f"{ROOT}[dev]"], ROOT, tmp_path / "torch.txt")
+    tests = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", "auto", "--dist", "loadfile"]
+    run([*tests, "-m", "not slow and not nightly"], ROOT)
+    run([*tests, "tests/test_docs.py", "tests/test_scripts.py", "tests/nmt/commands/test_quickstart.py"], ROOT)

@@ -1,10 +1,13 @@
 """Sources of probe batches: the batches of a rank, batches that mix sets, sources that are refused, and resume."""
 
+import re
+
 import pytest
 import torch
 from assertions import assert_equal
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
+from toy_streams import Flow
 from toys import Places, batch, dataset
 
 from multidds import batches_of
@@ -72,6 +75,7 @@ def test_only_what_batches_of_made_is_split_among_ranks():
     [
         ([], "no batches"),
         (DataLoader([]), "no batches"),
+        (batches_of([], 4), "no examples"),
         (iter([1]), "iterator"),
         (3, "DataLoader.*int"),
         (DataLoader(dataset(), num_workers=1, persistent_workers=True), "persistent_workers=True"),
@@ -88,10 +92,13 @@ def test_one_stateful_object_under_two_names_is_refused():
         ProbeSources("Balancer", {"train": {"a": loader}, "dev": {"x": loader}}, 0)
 
 
-def test_a_source_without_a_state_is_named_when_the_state_is_saved():
-    sources = ProbeSources("Balancer", {"dev": {"x": Endless()}}, 0)
+@pytest.mark.parametrize("source", [Endless(), DataLoader(Flow("x", 5), batch_size=4)], ids=lambda s: type(s).__name__)
+def test_a_source_without_a_state_is_named_at_once_and_when_the_state_is_saved(source, caplog):
+    sources = ProbeSources("Balancer", {"dev": {"x": source}}, 0)
+    name = "Endless" if isinstance(source, Endless) else "IterableDataset"
+    assert re.search(f"dev 'x'.*{name}.*StatefulDataLoader", caplog.text)
     assert drawn(sources, "dev", "x")
-    with pytest.raises(ValueError, match="dev 'x'.*Endless"):
+    with pytest.raises(ValueError, match=f"dev 'x'.*{name}"):
         sources.state_dict()
 
 

@@ -7,10 +7,11 @@ Refusal = tuple[object, str]  # (condition, sentence about what cannot be done, 
 
 
 def check_names(where: str, expected: Iterable[str], given: Iterable[str]) -> None:
-    """Raises a ValueError unless the names are the same, in any order; it lists missing and unknown ones."""
+    """Raises a ValueError unless the names are the same, in any order; it lists wrong ones and those there are."""
     expected, given = set(expected), set(given)
     if missing := sorted(expected - given):
-        raise ValueError(f"{where}: {listed(missing)} {'is' if len(missing) == 1 else 'are'} missing.")
+        verb, there = "is" if len(missing) == 1 else "are", listed(sorted(given, key=str)) or "none"
+        raise ValueError(f"{where}: {listed(missing)} {verb} missing; there are {there}.")
     if unknown := sorted(given - expected, key=str):
         verb = "is" if len(unknown) == 1 else "are"
         raise ValueError(f"{where}: {listed(unknown)} {verb} unknown; there are {listed(sorted(expected))}.")

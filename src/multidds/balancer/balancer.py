@@ -93,6 +93,12 @@ class Balancer:
         # long: fifteen arguments, and the parts that are made of them in order.
         dev = named_dev_sets("Balancer", dev)
         check_data(mixture, train, dev)
+        if mixture.learned:
+            _log.warning(
+                "Balancer: another balancer has moved this mixture, and this one begins with what it left (%s). To "
+                "begin anew, make a new Mixture.",
+                shares(mixture.probabilities),
+            )
         check_settings(loss, every, steps, examples_per_step, reward, rule, seed)
         members = check_groups(mixture.names, groups)
         average = (_AVERAGE if rule.needs_errors else 0) if probes.average is None else probes.average
@@ -108,7 +114,7 @@ class Balancer:
         )
         check_model(self._prober, reward, len(mixture))
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
-        pace = self._pace(every, steps, reward, rule, probes, sources)
+        pace = self._pace(every, steps, examples_per_step, reward, rule, probes, sources)
         part = None if pace.part is None else Part(*pace.part, members)
         if part is not None and pace.mixed and probes.dev_loss is not None:  # one gradient per dev set
             part = replace(part, dev_sets=min(part.dev_sets, pace.mixed[1]))
@@ -125,7 +131,7 @@ class Balancer:
         self._prior = mixture.probabilities
         self._rule = self._start_rule(rule, draws, members)
         if _distance(plan := self._rule.mixture, self._prior) > _ROUNDING:
-            mixture.move(self._limits.applied(plan, step=0))
+            self._move(self._limits.applied(plan, step=0))
         self._plan = mixture.probabilities
         self._memory: RewardMemory | None = None
         by_rewards = rule.needs_errors and not measurement.measures_relevance
@@ -150,7 +156,14 @@ class Balancer:
         )
 
     def _pace(
-        self, every: int | Budget, steps: int | None, reward: Reward, rule: Rule, probes: Probes, sources: ProbeSources
+        self,
+        every: int | Budget,
+        steps: int | None,
+        examples_per_step: float | None,
+        reward: Reward,
+        rule: Rule,
+        probes: Probes,
+        sources: ProbeSources,
     ) -> Pace:
         size = self._prober.replicas.size
         batches: float | None = probes.batches
@@ -166,6 +179,7 @@ class Balancer:
             ahead=reward.ahead is not None,
             needs_all=reward.needs_all,
             mixed=None if reward.losses is None else sources.mixing("train")[0] * size,
+            cost=sources.batch_size * size / examples_per_step if sources.batch_size and examples_per_step else 1.0,
         )
 
     def _measurement(
@@ -252,7 +266,7 @@ class Balancer:
             if probabilities is None:
                 skipped = "the rewards gave no finite probabilities"
             else:
-                self.mixture.move(self._limits.applied(probabilities, step))
+                self._move(self._limits.applied(probabilities, step))
         evidence = evidence or Evidence(estimate.rewards, estimate.errors)
         now = self.mixture.probabilities
         update = Update(
@@ -278,6 +292,10 @@ class Balancer:
         )
         append_update(self.history, update)
         return update
+
+    def _move(self, probabilities: Mapping[str, float]) -> None:
+        self.mixture.move(probabilities)
+        self.mixture.learned = True
 
     def _count_draws(self, step: int) -> None:
         """Adds the draws since the last update: the mixture has not moved in between."""
@@ -423,6 +441,7 @@ class Balancer:
             averaged.load_state_dict(state["averaged"], state["tensors"])
         self._estimator.load_state_dict(state["estimator"], tensors)
         self.mixture.load_state_dict(state["mixture"])
+        self.mixture.learned = True
         self._rule, self._limits, self._memory = rule, limits, memory
         self._prior = prior
         self._plan = {name: float(state["plan"][name]) for name in self.mixture}

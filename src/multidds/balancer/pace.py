@@ -16,7 +16,7 @@ _MAX_STEPS = 10_000  # between updates; beyond, a part is probed if the length o
 class Budget:
     """The share of training that probes may take.
 
-    share: probe batches per training batch, in a long training. Default 0.02: two per cent.
+    share: the examples of probes over those of training, in a long training. Default 0.02: two per cent.
     at_least: updates that a short training makes nevertheless. Default 10: fewer hardly learn anything.
     at_most: the share that they may take then. Default 0.15.
 
@@ -32,8 +32,7 @@ class Budget:
         for word in ("share", "at_most"):
             if not 0 < getattr(self, word) <= 100:
                 raise ValueError(
-                    f"Budget: {word} must be positive, probe batches per training batch, but it is "
-                    f"{getattr(self, word)}."
+                    f"Budget: {word} must be positive, a share of the training, but it is {getattr(self, word)}."
                 )
         check_whole("Budget", at_least=self.at_least)
 
@@ -46,13 +45,14 @@ class Pace:
     batches: float  # probe batches per dataset and dev set, of a process
     passes: int  # probe batches of an update in all
     updates: float  # in the planned training; infinity if its length is not known
+    cost: float = 1.0  # of a probe batch, in optimizer steps
     part: tuple[int, int] | None = None  # datasets and dev sets that an update probes; None: all
     mixed: tuple[int, int] | None = None  # batches that mix datasets, and dev sets; None: each batch is of one set
 
     @property
     def share(self) -> float:
-        """Probe batches per training batch."""
-        return self.passes / self.every
+        """The share of training that probes take."""
+        return self.passes * self.cost / self.every
 
 
 def pace_of(
@@ -66,14 +66,33 @@ def pace_of(
     ahead: bool,
     needs_all: bool,
     mixed: int | None,
+    cost: float = 1.0,
 ) -> Pace:
     """Returns the pace of a training.
 
     every: steps between updates, or the budget from which they follow. steps: of the whole training, if known.
     batches: of each set, of a process; None: chosen. halves: whether probes are compared by halves. ahead: whether the
     dev sets are probed for every dataset. needs_all: whether every update has to probe everything. mixed: examples of a
-    batch that mixes datasets, of all processes together; None: batches do not mix.
+    batch that mixes datasets, of all processes together; None: batches do not mix. cost: of a probe batch, in optimizer
+    steps.
     """
+    if isinstance(every, Budget):
+        every = replace(every, share=min(every.share / cost, 100.0), at_most=min(every.at_most / cost, 100.0))
+    return replace(_pace(datasets, dev_sets, every, steps, batches, halves, ahead, needs_all, mixed), cost=cost)
+
+
+def _pace(
+    datasets: int,
+    dev_sets: int,
+    every: int | Budget,
+    steps: int | None,
+    batches: float | None,
+    halves: bool,
+    ahead: bool,
+    needs_all: bool,
+    mixed: int | None,
+) -> Pace:
+    """Returns the pace by a budget in probe batches per optimizer step."""
     gradients = datasets * (1 + dev_sets) if ahead else datasets + dev_sets
     least = 2 if halves else 1
     if mixed is not None:
@@ -102,7 +121,7 @@ def advice(pace: Pace, steps: int | None, every: int | Budget) -> str | None:
     enough = max(1, steps // (2 * least))
     if not isinstance(every, Budget):
         return f"{found} with every={pace.every}; set every={enough} for {steps // enough}"
-    share = pace.passes * (least + 1) / steps
+    share = pace.passes * pace.cost * (least + 1) / steps
     return f"{found} within {every}; {least} need every=Budget(at_most={share:.2g}), or smaller probes"
 
 
@@ -153,7 +172,7 @@ def _batches_per_update(steps: int | None, share: float) -> float:
 
 def _within(share: float, passes: int, steps: int | None, batches: float, part: tuple[int, int]) -> Pace:
     every = max(1, math.ceil(passes / share))
-    return Pace(every, batches, passes, _updates(steps, every), part)
+    return Pace(every, batches, passes, _updates(steps, every), part=part)
 
 
 def _with_every(pace: Pace, every: int, steps: int | None) -> Pace:

@@ -139,8 +139,9 @@ def save_history(
     """Writes a history into a file of JSON lines, for `multidds.plot`, `multidds report` and `mixture`.
 
     history: a balancer, or updates.
-    path: a file, or a folder, in which it becomes mixture.jsonl. Earlier steps in the file are kept, so call it after
-        every update, on one process; after a resume it continues.
+    path: a file if its name ends in .jsonl, otherwise a folder, in which it becomes mixture.jsonl. Folders that do not
+        exist are made at the first call, which may come before any update. Earlier steps in the file are kept, so call
+        it after every update, on one process; after a resume it continues.
     start: the mixture at step 0; default: that of the balancer.
     passes: {dataset: passes over it so far}, as streams and samplers count them; default: not written.
 
@@ -148,7 +149,11 @@ def save_history(
     to about 500,000 shares: if a training has more moments, they are thinned out evenly.
     """
     target = Path(path)
-    target = target / PLAIN if target.is_dir() else target
+    if target.suffix != ".jsonl" or target.is_dir():
+        target /= PLAIN
+    if target.parent.is_file():
+        raise ValueError(f"save_history: {target.parent} is a file; give a folder, or a name that ends in .jsonl.")
+    target.parent.mkdir(parents=True, exist_ok=True)
     updates: Sequence[Update] = list(getattr(history, "history", history))
     start = getattr(history, "start", start)
     if not updates:

@@ -25,6 +25,7 @@ from ..rewards import Reward, StabilizedCosine
 from ..rewards.priorities import Priority
 from ..rules import RelevancePlan, Rule
 from ..sampling import is_stream
+from .balancer_arguments import check_examples
 from .huggingface import BalanceCallback, MixedDataset
 
 _OWNER = "balance"
@@ -67,6 +68,7 @@ def balance(
     _check(trainer, train_sets)
     prepared = {name: _prepared(trainer, d, name, "train") for name, d in train_sets.items()}
     if isinstance(dev, Mapping):
+        check_examples(f"{_OWNER}: dev", dev)
         dev = {name: _prepared(trainer, d, name, "eval") for name, d in dev.items()}
     mixture = mixture or _proportional(prepared)
     before, trainer.train_dataset = trainer.train_dataset, MixedDataset(prepared, mixture, seed)
@@ -116,6 +118,7 @@ def _check(trainer: Any, train_sets: Any) -> None:
     no_dict = f"train_sets must be {{name: dataset}}, got {type(train_sets).__name__}."
     kinds = [(not isinstance(trainer, _KINDS), not_trl), (not isinstance(train_sets, Mapping), no_dict)]
     refuse(_OWNER, kinds, TypeError)
+    check_examples(f"{_OWNER}: train_sets", train_sets)
     refuse(_OWNER, _of_trainer(trainer))
     refuse(_OWNER, _of_data(trainer, train_sets))
 

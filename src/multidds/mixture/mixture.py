@@ -39,6 +39,7 @@ class Mixture:
         self._index = {name: i for i, name in enumerate(self._names)}
         self.sizes = sizes
         self.version = 0  # number of moves: readers notice a move without comparing probabilities
+        self.learned = False  # whether the present probabilities were set by a balancer
         self._set(probabilities)
 
     @classmethod
@@ -238,6 +239,7 @@ class Mixture:
         check_names("Mixture.move", self._names, probabilities)
         self._set(probabilities)
         self.version += 1
+        self.learned = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"version": VERSION, "probabilities": self.probabilities, "sizes": self.sizes}

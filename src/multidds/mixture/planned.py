@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 REPETITION = 15.0  # R: passes after which a repeated example is worth 1/e of a new one
-MAX_PASSES = 16.0  # planned over a dataset, unless a proportional mixture makes more
+MAX_PASSES = 1 + REPETITION  # planned over a dataset, unless R is larger or a proportional mixture makes more
 OTHERS = 0.22  # relevance by names of a dataset to the dev set of another: 0.22^2 = 0.05 of an example of its own
 _POWER = 0.5  # examples are exchanged at A^2 of their relevance; 1 would go to corners
 _FLOOR = 0.1  # of the smaller of its proportional and its uniform share: the least share of a dataset
@@ -64,7 +64,7 @@ def planned(
 
     sizes: [n], examples of each dataset. draws: N. weights: [K], of the dev sets. relevance: A [K, n], each row with
     at least one positive value. repetition: R, one number or [n]. cap: whether no dataset is passed through more often
-    than 16 times, or than in a proportional mixture if that is more.
+    than 16 times, than 1 + R times or than in a proportional mixture, whichever is most.
 
     Expectation-maximisation: with the responsibilities r_ki = A_ki D_i^(1/2) / sum_j A_kj D_j^(1/2) fixed, the best
     draws solve one equation (`_best_draws`), and the objective never falls.
@@ -73,7 +73,7 @@ def planned(
     worth = np.maximum(np.broadcast_to(np.asarray(repetition, dtype=np.float64), size.shape), _MIN_REPETITION)
     proportional = size / size.sum()
     least = _FLOOR * np.minimum(1 / len(size), proportional) * draws
-    most = np.full(len(size), draws) if not cap else size * max(MAX_PASSES, draws / size.sum())
+    most = np.full(len(size), draws) if not cap else size * np.maximum(1 + worth, max(MAX_PASSES, draws / size.sum()))
     drawn = np.clip(np.full(len(size), draws / len(size)), least, most)
     for _ in range(_ROUNDS):
         served = effective(drawn, size, worth) ** _POWER

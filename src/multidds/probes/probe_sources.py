@@ -39,6 +39,13 @@ class ProbeSources:
             else:
                 source.skip()
 
+    @property
+    def batch_size(self) -> float | None:
+        """The mean number of examples of the probe batches of a set; None if a source does not say."""
+        given = [source for by_name in self._given.values() for source in by_name.values()]
+        sizes = [getattr(source, "batch_size", None) for source in given]
+        return sum(sizes) / len(sizes) if all(isinstance(size, int) for size in sizes) else None
+
     def mixing(self, role: str) -> tuple[int, Callable[[list[Any]], Any]]:
         """Returns (examples of a batch, collate function) for batches that mix the sets of a role."""
         first = None

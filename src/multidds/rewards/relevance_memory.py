@@ -2,9 +2,9 @@
 
 The cosine of the gradients of dataset i and dev set k at update t is modelled as s_kt a_ki + noise: a_ki lasts, and is
 what a plan needs up to a factor of its row; the scale s_kt of a row falls while a model learns. The noise of a probe is
-measured by its halves; what else changes from update to update is taken for as large as the scale. So an update counts
-by its information, s^2 / (noise^2 + s^2): one at noise level says nothing, however late it comes. The prior is the
-relevance by names.
+measured by its halves; what else changes from update to update has the variance s_kt S_k, with S_k the largest scale so
+far. So an update counts by its information, s^2 / (noise^2 + s S): one at noise level says nothing, however late it
+comes. The prior is the relevance by names.
 """
 
 import math
@@ -18,9 +18,8 @@ from ..mixture.planned import OTHERS
 
 _SAME_GROUP = 0.5  # prior relevance of a dataset of the group of the dev set's own dataset
 _PRIOR_UPDATES = 1.0  # updates without noise for which the prior counts
-_SCALE_DECAY = 0.7  # of the running mean over updates of a row's squared scale
 _MARGIN = 2.0  # standard errors of a squared scale that are subtracted from it: noise must not pass for a scale
-_ARRAYS = ("information", "totals", "scales")
+_ARRAYS = ("information", "totals", "largest", "noise", "updates")
 
 Table = Mapping[str, Mapping[str, tuple[float, float]]]
 
@@ -48,9 +47,11 @@ class RelevanceMemory:
         self._columns = {name: i for i, name in enumerate(names)}
         self._rows = {name: k for k, name in enumerate(dev_names)}
         self._prior = prior / np.sqrt((prior**2).mean(axis=1, keepdims=True))  # rows have a root mean square of 1
-        self._information = np.zeros(prior.shape)  # sums over updates of s^2 / (noise^2 + s^2)
+        self._information = np.zeros(prior.shape)  # sums over updates of s^2 / (noise^2 + s S)
         self._totals = np.zeros(prior.shape)  # the same times cosine / s
-        self._scales = np.full(len(prior), np.nan)  # squared scale of each row, a running mean; NaN: not observed yet
+        self._largest = np.zeros(len(prior))  # squared scale of each row
+        self._noise = np.zeros(len(prior))  # sums over updates of the mean squared error of each row
+        self._updates = np.zeros(len(prior))  # of each row
 
     def add(self, table: Table) -> None:
         """Adds an update. table: {dev set: {dataset: (cosine, error)}}; values that are not finite are left out."""
@@ -63,13 +64,15 @@ class RelevanceMemory:
                 continue
             at, cosines = at[finite], cosines[finite]
             noise = float((errors[finite] ** 2).mean())
-            squared = float((cosines**2).mean()) - noise * (1 + _MARGIN * math.sqrt(2 / len(cosines)))
-            before = self._scales[k]
-            self._scales[k] = squared if np.isnan(before) else _SCALE_DECAY * before + (1 - _SCALE_DECAY) * squared
-            scale = max(0.0, min(squared, float(self._scales[k])))
+            self._noise[k] += noise
+            self._updates[k] += 1
+            noise = max(noise, self._noise[k] / self._updates[k])  # a few differences of halves may be small by chance
+            scale = float((cosines**2).mean()) - noise * (1 + _MARGIN * math.sqrt(2 / len(cosines)))
             if scale > 0:
-                self._information[k, at] += scale / (noise + scale)
-                self._totals[k, at] += np.sqrt(scale) * cosines / (noise + scale)
+                self._largest[k] = max(self._largest[k], scale)
+                information = scale / (noise + math.sqrt(scale * self._largest[k]))
+                self._information[k, at] += information
+                self._totals[k, at] += information * cosines / math.sqrt(scale)
 
     def posterior(self) -> tuple[Any, Any]:
         """Returns (relevance, standard errors), both [K, n]: each row divided by its largest value.
@@ -89,16 +92,16 @@ class RelevanceMemory:
         return float(weights @ shares / weights.sum())
 
     def state_dict(self) -> dict[str, Any]:
-        scales = [None if np.isnan(scale) else float(scale) for scale in self._scales]
-        return {"information": self._information.tolist(), "totals": self._totals.tolist(), "scales": scales}
+        return {word: getattr(self, f"_{word}").tolist() for word in _ARRAYS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_keys("Balancer: relevance", state, *_ARRAYS)
-        information, totals = (np.array(state[key], dtype=np.float64) for key in ("information", "totals"))
-        for array in (information, totals):
-            if array.shape != self._prior.shape:
+        arrays = {word: np.array(state[word], dtype=np.float64) for word in _ARRAYS}
+        for word, array in arrays.items():
+            expected = getattr(self, f"_{word}").shape
+            if array.shape != expected:
                 raise ValueError(
-                    f"Balancer: the relevance of the state has shape {array.shape}, not {self._prior.shape}."
+                    f"Balancer: the relevance of the state has {word} of shape {array.shape}, not {expected}."
                 )
-        self._scales = np.array([np.nan if scale is None else scale for scale in state["scales"]], dtype=np.float64)
-        self._information, self._totals = information, totals
+        for word, array in arrays.items():
+            setattr(self, f"_{word}", array)

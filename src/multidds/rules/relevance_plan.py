@@ -61,7 +61,7 @@ class PlanState:
         # Without sizes or length, none is ever repeated, and the given mixture is the plan before any evidence.
         self._sizes = self._start * _ENDLESS
         self._draws = 1.0
-        self._scale = np.sqrt(self._start)
+        self._scale = np.sqrt(self._start)  # relevance of which the plan is the given mixture
         if training.sizes is not None and training.draws is not None:
             self._sizes = np.array([training.sizes[name] for name in self._names], dtype=np.float64)
             self._draws = training.draws

@@ -104,7 +104,7 @@ class MixedDataset(Dataset[Any]):
 
     @property
     def position(self) -> int:
-        """Examples that training has consumed, over all processes."""
+        """Examples that training has consumed, over all processes; without a callback, those before this epoch."""
         return self._consumed.position
 
     def consume(self, count: int) -> None:
@@ -118,13 +118,19 @@ class MixedDataset(Dataset[Any]):
 
     @property
     def examples(self) -> dict[str, int]:
-        """{name: examples that training has consumed, over all processes}."""
+        """{name: examples that training has consumed, over all processes}; an error if no callback counts them."""
+        if not self._attached:
+            raise RuntimeError(
+                "MixedDataset: without a BalanceCallback, examples and passes are not known: any process may read any "
+                "index. Expected passes over a dataset are its probability * examples of the training / its size."
+            )
         return dict(self._consumed.counts)
 
     @property
     def passes(self) -> dict[str, float]:
         """{name: passes of training over the dataset so far, over all processes}, for datasets of known size."""
-        return {name: self._consumed.counts[name] / size for name, size in self._sized.items()}
+        examples = self.examples
+        return {name: examples[name] / size for name, size in self._sized.items()}
 
     @property
     def places(self) -> dict[str, Any]:

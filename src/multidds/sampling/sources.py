@@ -4,6 +4,7 @@
 the pass) or from the number of the batch, and leaves every random state outside as it was.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, de
 from .._base.checks import check_whole
 from .._base.randomness import derive, isolated
 from .._base.state import check_keys
+
+_log = logging.getLogger("multidds")
 
 
 class Source(Protocol):
@@ -43,6 +46,8 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     """
     label, key = f"{owner}: {role} {name!r}", (seed, role, name)
     if callable(source) and not hasattr(source, "__iter__"):
+        if isinstance(source, BatchesOf) and len(source.dataset) == 0:
+            raise ValueError(f"{label}: there are no examples.")
         return _Function(key, source)
     if any(kind.__module__ == "accelerate.data_loader" for kind in type(source).__mro__):
         raise ValueError(
@@ -64,7 +69,10 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     if isinstance(source, DataLoader) and source.persistent_workers:
         # Its iterators are one object: a second pass elsewhere would restart this one.
         raise ValueError(f"{label}: a DataLoader with persistent_workers=True cannot be shared; set it to False.")
-    return _Loop(label, key, source)
+    loop = _Loop(label, key, source)
+    if (sentence := loop.why_inexact()) is not None:
+        _log.warning("%s", sentence)
+    return loop
 
 
 def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
@@ -88,8 +96,6 @@ def batches_of(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], 
         raise TypeError(
             f"batches_of: needs a map-style dataset, with a length and indices, got {type(dataset).__name__}."
         )
-    if len(dataset) == 0:
-        raise ValueError("batches_of: the dataset is empty.")
     check_whole("batches_of", batch_size=batch_size)
     return BatchesOf(dataset, batch_size, collate_fn)
 
@@ -199,15 +205,21 @@ class _Loop:
         except TypeError:  # no length: whole passes
             return float(self._pass)
 
-    def state_dict(self) -> dict[str, Any]:
-        repeatable = isinstance(self._iterable, Sequence) or (
-            isinstance(self._iterable, DataLoader) and not _streams(self._iterable)
+    def why_inexact(self) -> str | None:
+        """Returns why the place cannot be saved, and what to give instead; None: it can."""
+        streams = isinstance(self._iterable, DataLoader) and _streams(self._iterable)
+        if isinstance(self._iterable, Sequence | DataLoader) and not streams:
+            return None
+        what = "DataLoader over an IterableDataset" if streams else type(self._iterable).__name__
+        return (
+            f"{self._label}: a {what} cannot be resumed, and state_dict() is an error. To save checkpoints, give "
+            "torchdata's StatefulDataLoader or another object with state_dict and load_state_dict, a DataLoader over "
+            "a map-style dataset, a list of batches, or a function."
         )
-        if not repeatable:
-            raise ValueError(
-                f"{self._label}: {type(self._iterable).__name__!r} cannot be resumed exactly. Give a DataLoader over "
-                "a map-style dataset, a list of batches, a function, or an object with state_dict and load_state_dict."
-            )
+
+    def state_dict(self) -> dict[str, Any]:
+        if (sentence := self.why_inexact()) is not None:
+            raise ValueError(sentence)
         return {"pass": self._pass, "place": self._place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

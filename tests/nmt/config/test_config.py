@@ -95,7 +95,7 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
         (["mixture.priority={aze-en=1}"], "there is no language pair 'aze-en'. Did you mean 'aze-eng'?"),
         (["mixture.priority={aze-eng=0}"], "[mixture] priority: at least one must be above 0"),
         (["mixture.priority={aze-eng=-1}"], "must not be negative, nor above 1e100, but 'aze-eng' is -1"),
-        (["mixture.prior=explicit", "mixture.probabilities={aze-eng=1}"], "probabilities: 'bel-eng' is missing"),
+        (["mixture.prior=explicit", "mixture.probabilities={aze-eng=1}"], "'bel-eng' is missing; there are 'aze-eng'"),
         (["train.batch_tokens=100"], "[train] batch_tokens = 100 is smaller than the longest sentence, 152 tokens"),
         (["mixture.probe_tokens=9"], "[mixture] probe_tokens = 9 is smaller than the longest sentence"),
         (["train.tokens=200"], "tokens (per step) must be at least batch_tokens, but they are 200 and 4800"),

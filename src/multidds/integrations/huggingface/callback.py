@@ -24,7 +24,7 @@ from ...rewards import Reward, StabilizedCosine
 from ...rewards.priorities import Priority
 from ...rules import RelevancePlan, Rule
 from ...sampling import is_stream
-from ..balancer_arguments import check_balancer_arguments
+from ..balancer_arguments import check_balancer_arguments, probe_batch_size
 from . import refusals
 from .checkpoint_tensors import are_shards, checkpoint_of, with_tensors, write_tensors
 from .logs import log_start, log_update
@@ -48,7 +48,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     every: optimizer steps between updates, or the `Budget` from which they follow. Default: 2% of the training.
     dev: the dev sets: a dict, or a list of names in the Trainer's `eval_dataset`. Default None: all of `eval_dataset`;
         if that is one dataset, the dev set is called "dev".
-    batch_size: examples per probe batch. Default None: those of a training batch per device.
+    batch_size: examples per probe batch. Default None: half of a training batch per device, because the default rule
+        compares two of them; a whole one for rules that do not.
     loss: (model, batch) -> mean loss, a scalar tensor. Default None: the Trainer's `compute_loss`.
     inexact_resume: True: after a resume, streams that cannot report their position start over.
     reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
@@ -94,7 +95,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mixed = self._drawn_by(trainer)
         self._prior = self.mixture.probabilities
         self._dev = self._dev_sets(trainer, dev)
-        self._batch_size = batch_size or trainer.args.per_device_train_batch_size
+        self._batch_size = batch_size or self._probe_batch_size(trainer, rule)
         self._arguments: dict[str, Any] = {"every": every, "reward": reward, "rule": rule, "priority": priority}
         self._arguments |= {"limits": limits, "groups": groups, "probes": probes, "seed": seed}
         check_balancer_arguments(self.mixture, self._dev, loss, self._arguments)
@@ -140,6 +141,9 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _sources(self, sets: Mapping[str, Any], collate: Callable[[list[Any]], Any]) -> dict[str, Any]:
         return sources(sets, self._batch_size, collate)
 
+    def _probe_batch_size(self, trainer: Any, rule: Rule) -> int:
+        return probe_batch_size(trainer.args.per_device_train_batch_size, rule)
+
     def _reads_all(self, loader: Any) -> bool:
         """Returns whether the loader reads every draw in order."""
         return is_stream(self._mixed) or len(loader) * self._batch == len(self._mixed)
@@ -165,7 +169,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         trainer, loader = self._trainer, kwargs["train_dataloader"]
         self._check_kinds(trainer)
         refusals.check_trainer(trainer, type(self), allowed=1)
-        self.mixture.move(self._prior)
+        if self.mixture.probabilities != self._prior:  # learned in an earlier training of this Trainer
+            self.mixture.move(self._prior)
         self._attach()
         same = self._drawn_by(trainer) is self._mixed and hasattr(loader, "set_epoch")
         refusals.check_loader(same and self._reads_all(loader))

@@ -25,7 +25,7 @@ from ...rewards import Reward, StabilizedCosine
 from ...rewards.priorities import Priority
 from ...rules import RelevancePlan, Rule
 from ...sampling.loader import MixedLoader
-from ..balancer_arguments import check_balancer_arguments
+from ..balancer_arguments import check_balancer_arguments, probe_batch_size
 from . import refusals
 from .logs import log_start, log_update
 from .probes import loss_of, sources, sources_of
@@ -43,7 +43,8 @@ class BalanceCallback(Callback):
     loss: (module, batch) -> mean loss, a scalar tensor. Default None: the module's `training_step`, whose logs, metrics
         and collected outputs are restored after a probe.
     train: {dataset: source of probe batches}, other than the loader's datasets. Default None: those.
-    batch_size: examples per probe batch. Default None: those of the loader's batches.
+    batch_size: examples per probe batch. Default None: half of the loader's batches, because the default rule compares
+        two of them; whole ones for rules that do not.
     dev_metrics: {dev set: name of a logged validation loss}, by which the priorities "low", "high" and functions then
         rank. Default None: they rank by losses of probes.
     reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
@@ -120,7 +121,7 @@ class BalanceCallback(Callback):
     def _new_balancer(self, module: LightningModule, loader: MixedLoader) -> Balancer:
         """Returns the Balancer of a module, at the start of its first fit, whose length the trainer has computed."""
         trainer = module.trainer
-        batch_size = self._batch_size or loader.batch_size
+        batch_size = self._batch_size or probe_batch_size(loader.batch_size, self._arguments["rule"])
         train = sources_of(lambda: self._loader, self.mixture.names, batch_size)
         steps = trainer.estimated_stepping_batches
         self.mixture.sizes = {name: len(dataset) for name, dataset in loader.train_sets.items()}

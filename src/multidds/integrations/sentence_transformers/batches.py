@@ -45,6 +45,7 @@ class MixedBatches:
         check_mixture(_OWNER, mixture)
         self.mixture, self._seed = mixture, seed
         self.datasets: dict[str, Any] = {}  # of the training, if there is a callback
+        self.sizes: dict[str, int] = {}  # {dataset: number of its examples}, once there is a callback or a loader
         self.length = 0  # batches of an epoch, once there is a loader
         self._step: int | None = None  # batches of an optimizer step, over all processes
         self._passes: dict[str, _Passes] = {}  # once there is a loader
@@ -53,11 +54,6 @@ class MixedBatches:
     def __reduce__(self) -> tuple[Any, ...]:
         return mixed_batches, (self.mixture, self._seed)  # the Trainer saves its arguments, not what was read
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """{dataset: number of its examples}."""
-        return {name: len(dataset) for name, dataset in self.datasets.items()}
-
     def attach(self, datasets: Mapping[str, Any], step: int) -> None:
         """Takes the data of the training, from a callback, before the loader is made.
 
@@ -65,6 +61,7 @@ class MixedBatches:
         """
         check_names(_OWNER, self.mixture.names, datasets)
         self.datasets, self._step = dict(datasets), step
+        self.sizes = {name: len(dataset) for name, dataset in datasets.items()}
 
     def __call__(
         self, dataset: Any, batch_samplers: list[Any], generator: torch.Generator | None = None, seed: int = 0
@@ -78,6 +75,7 @@ class MixedBatches:
             name: _Passes(name, sampler, generator, self._seed)
             for name, sampler in zip(names, batch_samplers, strict=True)
         }
+        self.sizes = dict(zip(names, map(len, dataset.datasets), strict=True))
         whole = self._step or rank_and_size()[1]
         self.length = -(-sum(len(sampler) for sampler in batch_samplers) // whole) * whole
         self.restart()
@@ -155,13 +153,18 @@ class MixedBatches:
 
     @property
     def examples(self) -> dict[str, int]:
-        """{dataset: examples that training has consumed, over all processes}."""
-        return dict(self._examples)
+        """{dataset: examples that training has consumed, over all processes}; without a callback, that were read."""
+        examples = dict(self._examples)
+        if self._step is None:  # nothing else counts
+            for name, _, size in self._read:
+                examples[name] += size
+        return examples
 
     @property
     def passes(self) -> dict[str, float]:
-        """{dataset: passes over it so far, over all processes}."""
-        return {name: self._examples[name] / size for name, size in self.sizes.items()}
+        """{dataset: passes over it so far, over all processes}, counted as `examples` are."""
+        examples = self.examples
+        return {name: examples[name] / size for name, size in self.sizes.items()}
 
     @property
     def places(self) -> dict[str, Any]:
@@ -171,7 +174,7 @@ class MixedBatches:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after what training has consumed, with mixtures that are still to take effect."""
         places = {name: list(place) for name, place in self._places.items()}
-        return {**self._consumed.state_dict(), "sizes": self.sizes, "places": places, "examples": self.examples}
+        return {**self._consumed.state_dict(), "sizes": dict(self.sizes), "places": places, "examples": self.examples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues exactly there. A state of other datasets, or of other sizes, is refused."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..._base.checks import Refusal, listed, refuse
 from ...probes.prober import Loss
+from ...rules import Rule
 from ..huggingface.callback import BalanceCallback as HuggingFaceCallback
 from ..huggingface.callback import batches_ahead
 from ..huggingface.probes import dev_sets
@@ -51,6 +52,10 @@ class BalanceCallback(HuggingFaceCallback):
         # In objects of its own, to which the trainer adds the names of the datasets.
         together = type(trainer.train_dataset)({name: copy.copy(dataset) for name, dataset in chosen.items()})
         return dict(trainer.preprocess_dataset(together, dataset_name="eval"))
+
+    def _probe_batch_size(self, trainer: Any, rule: Rule) -> int:
+        """Returns a whole training batch: losses may compare its examples with each other."""
+        return int(trainer.args.per_device_train_batch_size)
 
     def _probed(self, trainer: Any) -> Any:
         """Returns the model, with the losses if they have parameters of their own."""

@@ -294,7 +294,8 @@ class Config(Section):
         if self.mixture.prior == "explicit":
             self._check_names("[mixture] probabilities", self.mixture.probabilities)
             if missing := [name for name in self.data.names if name not in self.mixture.probabilities]:
-                raise ValueError(f"[mixture] probabilities: {missing[0]!r} is missing")
+                there = ", ".join(map(repr, self.mixture.probabilities)) or "none"
+                raise ValueError(f"[mixture] probabilities: {missing[0]!r} is missing; there are {there}")
         return self
 
     def _check_names(self, where: str, given: dict[str, float]) -> None:
