@@ -27,7 +27,7 @@ from ...sampling import is_stream
 from ..balancer_arguments import check_balancer_arguments, probe_batch_size
 from . import refusals
 from .checkpoint_tensors import are_shards, checkpoint_of, with_tensors, write_tensors
-from .logs import log_start, log_update
+from .logs import log_update, show_start
 from .probes import dev_sets, loss_of, sources
 
 _log = logging.getLogger("multidds")
@@ -190,7 +190,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             examples_per_step=self._examples,
             **self._arguments,
         )
-        log_start(trainer, self.balancer)
+        show_start(trainer, self.balancer)
         self._mixed.restart()  # with the mixture, which the balancer may have moved to a plan
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:

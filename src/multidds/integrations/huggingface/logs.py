@@ -15,7 +15,7 @@ from ...history.update import Update
 _CONSOLES = (PrinterCallback, ProgressCallback)  # they would print every number
 
 
-def log_start(trainer: Any, balancer: Any) -> None:
+def show_start(trainer: Any, balancer: Any) -> None:
     """Shows the line about the training that begins, as those of updates are shown."""
     folder, where = trainer.args.output_dir, "updates are in the Trainer's log"
     if _keeps_history(trainer.args):

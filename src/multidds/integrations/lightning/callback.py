@@ -27,7 +27,7 @@ from ...rules import RelevancePlan, Rule
 from ...sampling.loader import MixedLoader
 from ..balancer_arguments import check_balancer_arguments, probe_batch_size
 from . import refusals
-from .logs import log_start, log_update
+from .logs import log_update, show_start
 from .probes import loss_of, sources, sources_of
 
 _log = logging.getLogger("multidds")
@@ -106,7 +106,7 @@ class BalanceCallback(Callback):
         self._loader = loader
         if self.balancer is None or self._module is not pl_module:
             self._module, self.balancer = pl_module, self._new_balancer(pl_module, loader)
-            log_start(trainer, self.balancer)
+            show_start(trainer, self.balancer)
         self._steps = trainer.global_step
         if self._loaded is not None:
             state, self._loaded = self._loaded, None

@@ -12,7 +12,7 @@ from ...history.loggers import LAYOUT, TABLE, keep_history, on_console, table
 from ...history.update import Update
 
 
-def log_start(trainer: Trainer, balancer: Any) -> None:
+def show_start(trainer: Trainer, balancer: Any) -> None:
     """Shows the line about the training that begins, as those of updates are shown; all processes call it together."""
     folder, where = _history_folder(trainer), "updates are in callback.balancer.history"
     if folder is not None:
