@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader
 
 from multidds import Balancer, Mixture, MixtureSampler, Probes, batches_of
+from multidds.rules import RelevancePlan
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -52,6 +53,7 @@ class Run:
             train={name: batches_of(d, 64) for name, d in data.items()},
             dev={name: batches_of(d, 64) for name, d in dev.items()},
             every=20,
+            rule=RelevancePlan(plan=False),  # the length is open
             probes=Probes(batches=probes, count="in all"),
         )
         # `accelerator.save_state` and `load_state` then include mixture, draws and rule.

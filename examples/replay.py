@@ -54,6 +54,8 @@ def learn(path: Path, steps: int) -> tuple[nn.Module, list[str]]:
         loss,
         train={name: batches_of(d, 128) for name, d in DATA.items()},
         dev={name: batches_of(d, 128) for name, d in DEV.items()},
+        steps=steps,
+        examples_per_step=64,
         every=20,
     )
     prior = mixture.probabilities

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from multidds import Balancer, Mixture, batches_of, interleave
+from multidds.rules import RelevancePlan
 
 
 class Stream(IterableDataset):
@@ -59,6 +60,7 @@ class Run:
             train={name: batches_of(d, 128) for name, d in data.items()},
             dev={name: batches_of(d, 128) for name, d in dev.items()},
             every=20,
+            rule=RelevancePlan(plan=False),  # the length is open
         )
 
     def train(self, steps: int) -> None:

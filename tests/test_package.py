@@ -35,11 +35,13 @@ NMT = [
     {"commands"},
 ]
 PUBLIC = ["example_scorer", "history", "mixture", "probes", "rewards", "rules", "sampling"]
-# What the application shares with the core beside the public names: where it is among processes, and random states.
+# What the application shares with the core beside the public names: where it is among processes, random states, words
+# of the command line.
 SHARED = {
     "multidds._base.ranks": {"rank_and_size"},
     "multidds._base.randomness": {"point", "derive", "random_states", "seed_all", "set_random_states"},
     "multidds._base.text": {"movers"},
+    "multidds.mixture.mixture_table": {"table_of"},
     "multidds.history.loggers": {"LAYOUT"},
 }
 # Libraries of extras, and the entry of integrations/ that alone may import them.

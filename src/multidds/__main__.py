@@ -14,7 +14,11 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"multidds {__version__}")
         return
-    if (line := _missing(sys.argv[1:])) is not None:
+    sizes_given = sys.argv[1:2] == ["plan"] and not any(word.endswith(".toml") for word in sys.argv)
+    if sizes_given and not all(find_spec(name) for name in _REPORT):
+        _plan(sys.argv[2:])
+        return
+    if not sizes_given and (line := _missing(sys.argv[1:])) is not None:
         print(line, file=sys.stderr)
         raise SystemExit(2)
     try:
@@ -22,6 +26,23 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     run()
+
+
+def _plan(arguments: list[str]) -> None:
+    """Runs `multidds plan NAME=SIZE ... --draws N` of an installation without extras."""
+    from argparse import ArgumentParser
+
+    from .mixture.mixture_table import table_of
+
+    parser = ArgumentParser("multidds plan", description="Share and passes of each dataset under several mixtures.")
+    parser.add_argument("data", nargs="*", metavar="NAME=SIZE")
+    parser.add_argument("--draws", help="Examples that the whole training draws.")
+    given = parser.parse_intermixed_args(arguments)
+    try:
+        print(table_of(given.data, given.draws))
+    except ValueError as error:
+        print(f"multidds: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def _missing(arguments: list[str]) -> str | None:

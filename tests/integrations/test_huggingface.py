@@ -348,6 +348,21 @@ def test_updates_are_logged_and_evaluations_rank_the_dev_sets(tmp_path):
     assert any("tfevents" in path.name for path in tmp_path.rglob("*"))
 
 
+@pytest.mark.claim("Hugging Face Trainer", "one dev set that is no dict, and its evaluations")
+def test_one_dev_set_needs_no_name(tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 5}
+    options = {"rule": RelevancePlan(), "priority": "low", "settings": settings}
+    alone, callback = assert_resumes(
+        lambda: trainer_of(tmp_path, every=4, eval_dataset=Rows(10, 10), **options), tmp_path / "checkpoint-5"
+    )
+    assert [row["step"] for row in alone.state.log_history if "dev_loss/dev" in row] == [4, 8, 12]
+    evaluated = [row["eval_loss"] for row in alone.state.log_history if "eval_loss" in row]
+    assert callback.balancer.dev_losses == {"dev": evaluated[-1]}
+    named, _ = trainer_of(tmp_path, every=4, eval_dataset={"dev": Rows(10, 10)}, **options)
+    named.train()
+    assert mixtures(named) == mixtures(alone)
+
+
 def test_skipped_update_is_a_warning_and_is_logged(tmp_path, caplog):
     data = train_sets()
     data["b"].x.fill_(float("nan"))
@@ -710,8 +725,7 @@ def test_fsdp2_is_accepted_and_fsdp1_refused(version, accepted, tmp_path, monkey
     ("path", "value", "message"),
     [
         ("train_dataset", Rows(3, 0), "train_dataset .* MixedDataset, got Rows"),
-        ("eval_dataset", Rows(3, 0), "eval_dataset .* Rows; .* dev="),
-        ("eval_dataset", None, "eval_dataset .* NoneType"),
+        ("eval_dataset", None, "eval_dataset is None.* dev="),
         ("eval_dataset", {}, "dev is empty"),
         ("eval_dataset", {"x": Rows(3, 0), "y": []}, "dev: .*'y'"),
         ("is_fsdp_enabled", True, "FSDP1"),
@@ -738,6 +752,8 @@ def test_settings_that_break_the_method_are_refused(path, value, message, tmp_pa
     ("options", "message"),
     [
         ({"dev": ["x", "z"]}, "dev 'z' .* 'x', 'y'"),
+        ({"dev": ["x"], "eval_dataset": Rows(3, 0)}, "dev 'x' .* 'dev'"),
+        ({"dev": Rows(3, 0)}, "dev must be .* Rows; give dev={'dev'"),
         ({"batch_size": 0}, "batch_size .* 0"),
         ({"every": 0.5}, "every .* 0.5"),
         ({"priority": "lowest"}, "priority.* 'lowest'"),
@@ -747,7 +763,7 @@ def test_settings_that_break_the_method_are_refused(path, value, message, tmp_pa
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_wrong_arguments_are_refused_at_construction(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         trainer_of(tmp_path, **options)
 
 

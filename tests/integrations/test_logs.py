@@ -1,6 +1,7 @@
 """Updates in the loggers and on the consoles of trainers: all numbers in the loggers, one line on the console."""
 
 import io
+import os
 import re
 import sys
 
@@ -8,15 +9,17 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
-from toy_lightning import QUIET, loader_and_callback, net
+from toy_lightning import QUIET, TRAIN, loader_and_callback, net
 from toy_lightning import trainer as lightning
-from toy_trainers import SIZES, mixtures, trainer_of
+from toy_trainers import SIZES, mixtures, streams, train_sets, trainer_of
 from transformers import PrinterCallback
 from transformers.integrations import WandbCallback
 
-from multidds import Mixture, Update
+from multidds import Budget, Mixture, Update
 from multidds.history import moments_of
 from multidds.history.loggers import keep_history, on_console, table
+from multidds.integrations.lightning import BalanceCallback, mixed_loader
+from multidds.rules import RelevancePlan
 
 pytestmark = QUIET
 LINE = re.compile(r"^step (\d+)  ((\w \d+→\d+%  )*\w \d+→\d+%|unchanged: .*)$", re.MULTILINE)
@@ -47,6 +50,76 @@ def test_trainer_without_a_console_prints_nothing(tmp_path, capsys):
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     assert "step 4" not in capsys.readouterr().out
+
+
+STARTED = (
+    r"plan for 14 steps: (\w \d+% \(.*\), ){2}.*; dev sets: x, y; 3 updates, one every 4 steps, .* averaged over 40"
+)
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_trainer_begins_with_the_start_line(bar, tmp_path, capsys, caplog):
+    settings = {"disable_tqdm": not bar, "save_strategy": "steps"}
+    trainer, _ = trainer_of(tmp_path, every=4, rule=RelevancePlan(), settings=settings)
+    trainer.train()
+    first, *others = capsys.readouterr().out.splitlines()
+    assert re.match(STARTED, first)
+    assert f"mixture.jsonl in {tmp_path}; multidds report {tmp_path}" in first
+    assert not any("plan for" in line for line in others)
+    assert caplog.text == ""
+    assert "mixture.jsonl" in os.listdir(tmp_path)
+
+
+def test_trainer_logs_a_start_that_needs_a_setting_or_has_no_console(tmp_path, capsys, caplog):
+    trainer, _ = trainer_of(tmp_path, every=Budget(), rule=RelevancePlan())
+    trainer.train()
+    assert "nothing is learned: 14 steps have 0 updates" in caplog.text
+    trainer, _ = trainer_of(tmp_path, every=4, rule=RelevancePlan())
+    trainer.remove_callback(PrinterCallback)
+    with caplog.at_level("INFO", logger="multidds"):
+        trainer.train()
+    assert re.search(STARTED, caplog.text)
+    assert "Trainer's log" in caplog.text
+    assert "plan for" not in capsys.readouterr().out
+
+
+def test_trainer_says_that_streams_have_no_sizes(tmp_path, caplog):
+    data = streams()
+    mixed = {"data": data, "settings": {"max_steps": 2}}
+    trainer, callback = trainer_of(tmp_path, every=4, rule=RelevancePlan(), **mixed)
+    callback.mixture.sizes = None
+    trainer.train()
+    assert "no plan: sizes (of the mixture) are needed; mixture for 2 steps: " in caplog.text
+
+
+def test_trainer_says_that_a_dev_set_is_a_training_set(tmp_path, caplog):
+    data = train_sets()
+    trainer_of(tmp_path, data=data, eval_dataset=data["b"], settings={"max_steps": 1})[0].train()
+    assert "dev (the same data as the dataset b)" in caplog.text
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_lightning_begins_with_the_start_line(kept, tmp_path, caplog):
+    loader, callback = loader_and_callback(every=3, callback={"rule": RelevancePlan()})
+    logger = CSVLogger(tmp_path, name="csv") if kept else False
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        lightning(tmp_path, callback, max_steps=7, logger=logger).fit(net(), loader)
+    (line,) = [record.getMessage() for record in caplog.records if "plan for 7 steps" in record.getMessage()]
+    assert "dev sets: x, y; 2 updates, one every 3 steps" in line
+    folder = tmp_path / "csv" / "version_0"
+    assert (f"mixture.jsonl in {folder}; multidds report {folder}" in line) == kept
+    assert ("callback.balancer.history" in line) != kept
+    assert (folder / "mixture.jsonl").is_file() == kept
+
+
+def test_lightning_takes_one_dev_set_and_says_that_it_is_a_training_set(tmp_path, caplog):
+    mixture = Mixture.proportional({name: len(d) for name, d in TRAIN.items()})
+    loader = mixed_loader(TRAIN, mixture, 4)
+    callback = BalanceCallback(mixture, TRAIN["b"], every=1)
+    lightning(tmp_path, callback, max_steps=1).fit(net(), loader)
+    assert "dev (the same data as the dataset b)" in caplog.text
+    assert list(callback.balancer.history[0].dev_losses) == ["dev"]
+    assert callback.balancer.start.keys() == TRAIN.keys()
 
 
 def charts(folder):

@@ -1,6 +1,7 @@
 """Balancing inside the real trainers of sentence-transformers: draws, probes, resume and two processes."""
 
 import pickle
+import re
 from functools import partial
 from itertools import groupby
 
@@ -22,6 +23,29 @@ from multidds.rules import RelevancePlan
 from multidds.sampling import Draws
 
 pytestmark = QUIET
+
+
+@pytest.mark.claim("sentence-transformers", "one dev set that is no dict")
+def test_one_dev_set_needs_no_name(tmp_path, capsys):
+    settings = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps"}
+    options = {"rule": RelevancePlan(), "settings": settings}
+    trainer, callback = trainer_of(tmp_path, eval_dataset=pairs(8, 10), **options)
+    trainer.train()
+    assert "dev sets: dev; 2 updates, one every 2 steps" in (line := capsys.readouterr().out)
+    assert re.search(rf"plan for 4 steps: .* in mixture.jsonl in {tmp_path}; multidds report {tmp_path}", line)
+    assert list(callback.balancer.history[-1].dev_losses) == ["dev"]
+    *_, evaluated = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert callback.balancer.dev_losses == {"dev": evaluated}
+    named, _ = trainer_of(tmp_path, eval_dataset={"dev": pairs(8, 10)}, **options)
+    named.train()
+    assert mixtures(named) == mixtures(trainer)
+
+
+def test_a_dev_set_that_is_a_training_set_is_said(tmp_path, caplog):
+    data = DatasetDict(train_sets())
+    trainer, _ = trainer_of(tmp_path, data=data, eval_dataset=data["b"], settings={"max_steps": 1})
+    trainer.train()
+    assert "dev (the same data as the dataset b)" in caplog.text
 
 
 class Parts(nn.Module):

@@ -119,6 +119,17 @@ def test_other_dev_sets_are_prepared_and_some_can_be_chosen(dev, names, tmp_path
     assert list(callback.balancer.history[0].dev_losses) == names
 
 
+@pytest.mark.claim("TRL", "one dev set that is no dict")
+def test_one_dev_set_needs_no_name(tmp_path, capsys):
+    trainer = sft(tmp_path, train_sets()["a"], dev_sets()["a"], max_steps=4, eval_strategy="steps", eval_steps=3)
+    callback = balance(trainer, train_sets(), every=2)
+    trainer.train()
+    assert [list(update.dev_losses) for update in callback.balancer.history] == [["dev"], ["dev"]]
+    *_, evaluated = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert callback.balancer.dev_losses == {"dev": evaluated}
+    assert "plan for 4 steps: " in capsys.readouterr().out
+
+
 def test_passes_are_limited_by_the_length_of_training(tmp_path):
     shares = {}
     for most in (4, 0.5):

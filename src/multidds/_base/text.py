@@ -14,6 +14,22 @@ def percent(*shares: float) -> list[str]:
     return [f"{100 * share:.{digits}f}" for share in shares]
 
 
+def passes_text(passes: float) -> str:
+    """Returns a number of passes with two digits, or whole from 10 on: 0.53, 5.1, 1,200."""
+    if passes < 0.005:
+        return "<0.01" if passes > 0 else "0"
+    return f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
+
+
+def bytes_text(size: float) -> str:
+    """Returns a size in memory: 12 MB."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
+
+
 def short(name: str, most: int = _MOST_LETTERS) -> str:
     """Returns a printable name of at most `most` letters."""
     name = "".join(letter if letter.isprintable() else "?" for letter in name)

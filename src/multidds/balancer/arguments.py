@@ -4,13 +4,26 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from .._base.checks import check_names, check_whole
+from .._base.text import bytes_text
 from ..mixture.mixture import Mixture, check_mixture
 from ..probes.prober import Prober
 from ..rewards.kinds import Reward
 from .pace import Budget
 
+SINGLE = "dev"  # the name of a dev set that was given without one
 _log = logging.getLogger("multidds")
+
+
+def named_dev_sets(where: str, dev: Any) -> Mapping[str, Any]:
+    """Returns {dev set: source}; a single source is called "dev"."""
+    if isinstance(dev, Mapping):
+        return dev
+    if dev is None or (isinstance(dev, list | tuple) and any(isinstance(each, DataLoader) for each in dev)):
+        raise TypeError(f"{where}: dev must be {{name: dev set}}, or one dev set, but it is {dev!r}.")
+    return {SINGLE: dev}
 
 
 def check_data(mixture: Mixture, train: Mapping[str, Any], dev: Mapping[str, Any]) -> None:
@@ -63,13 +76,5 @@ def check_model(prober: Prober, reward: Reward, datasets: int) -> None:
     if reward.ahead is not None:
         prober.refuse_narrow_steps()
     if reward.decay is not None:
-        size = _readable(datasets * prober.vector_bytes)
+        size = bytes_text(datasets * prober.vector_bytes)
         _log.warning("Balancer: moving averages keep %d gradients in memory (%s).", datasets, size)
-
-
-def _readable(size: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}"

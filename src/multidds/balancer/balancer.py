@@ -4,7 +4,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,9 @@ from ..rewards.mixed_batches import MixedBatches
 from ..rewards.priorities import Priority, weights_of
 from ..rules.relevance_plan import MAX_PAIRS, RelevancePlan
 from ..rules.rule import Evidence, Rule, RuleState, Training
-from .arguments import check_data, check_groups, check_model, check_settings
-from .pace import Budget, Pace, advice, pace_of
+from .arguments import check_data, check_groups, check_model, check_settings, named_dev_sets
+from .pace import Budget, Pace, pace_of
+from .start_line import SAVED, StartLine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +49,8 @@ class Balancer:
     loss: (model, batch) -> mean loss of the batch, a scalar tensor: the loss that training minimises.
     train: {dataset: source of probe batches}: a DataLoader, a list of batches, a function generator -> batch (see
         `batches_of`), or an iterable with state_dict and load_state_dict. The names are those of the mixture.
-    dev: {dev set: source of probe batches}, likewise. The mixture serves these sets.
+    dev: {dev set: source of probe batches}, likewise; or one source, which is then called "dev". The mixture serves
+        these sets.
     steps: optimizer steps of the whole training. Default None: unknown; then there is no plan.
     examples_per_step: examples that one optimizer step draws, over all processes. Default None: unknown, no plan.
     every: optimizer steps between updates, or the `Budget` from which they follow. Default: 2% of the training.
@@ -76,7 +78,7 @@ class Balancer:
         loss: Loss,
         *,
         train: Mapping[str, Any],
-        dev: Mapping[str, Any],
+        dev: Any,
         steps: int | None = None,
         examples_per_step: float | None = None,
         every: int | Budget = Budget(),
@@ -89,6 +91,7 @@ class Balancer:
         seed: int = 0,
     ) -> None:
         # long: fifteen arguments, and the parts that are made of them in order.
+        dev = named_dev_sets("Balancer", dev)
         check_data(mixture, train, dev)
         if mixture.learned:
             _log.warning(
@@ -98,6 +101,7 @@ class Balancer:
             )
         check_settings(loss, every, steps, examples_per_step, reward, rule, seed)
         members = check_groups(mixture.names, groups)
+        average = (_AVERAGE if rule.needs_errors else 0) if probes.average is None else probes.average
         self._prober = Prober(
             model,
             loss,
@@ -106,7 +110,7 @@ class Balancer:
             seed,
             owner="Balancer",
             dev_loss=probes.dev_loss,
-            average=(_AVERAGE if rule.needs_errors else 0) if probes.average is None else probes.average,
+            average=average,
         )
         check_model(self._prober, reward, len(mixture))
         sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
@@ -136,6 +140,20 @@ class Balancer:
         self._steps = 0
         self._frozen = False
         self.history = []
+        self._start_line: StartLine | None = StartLine(
+            shares=self._plan,
+            sizes=mixture.sizes,
+            train=train,
+            dev=dev,
+            steps=steps,
+            examples_per_step=examples_per_step,
+            every=every,
+            pace=pace,
+            plans=getattr(rule, "plan", False),
+            average=average,
+            vector_bytes=self._prober.vector_bytes,
+            table_bytes=getattr(measurement, "set_bytes", 0) * sum(pace.part or (len(train), len(dev))),
+        )
 
     def _pace(
         self,
@@ -147,12 +165,11 @@ class Balancer:
         probes: Probes,
         sources: ProbeSources,
     ) -> Pace:
-        """Returns the pace, and logs it with what to change if it is not enough."""
         size = self._prober.replicas.size
         batches: float | None = probes.batches
         if batches is not None and probes.count == "in all":
             batches = batches / size
-        pace = pace_of(
+        return pace_of(
             len(sources.names("train")),
             len(sources.names("dev")),
             every,
@@ -164,11 +181,6 @@ class Balancer:
             mixed=None if reward.losses is None else sources.mixing("train")[0] * size,
             cost=sources.batch_size * size / examples_per_step if sources.batch_size and examples_per_step else 1.0,
         )
-        if isinstance(every, Budget):
-            _log.info("Balancer: %s.", pace)
-        if (sentence := advice(pace, steps, every)) is not None:
-            _log.log(logging.WARNING if isinstance(every, Budget) else logging.INFO, "Balancer: %s.", sentence)
-        return pace
 
     def _measurement(
         self, reward: Reward, rule: Rule, probes: Probes, pace: Pace, sources: ProbeSources
@@ -204,12 +216,30 @@ class Balancer:
 
         If the update raises, the step is not counted: a state saved then makes the update after a resume.
         """
+        self.log_start()
         self._limits.count(self._steps + 1, self.mixture)
         if self._prober.averaged is not None:
             self._prober.averaged.update(self._steps + 1)
         update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
         self._steps += 1
         return update
+
+    def log_start(
+        self, look: str = SAVED, write: Callable[[str], object] | None = None, cost: float | None = None
+    ) -> None:
+        """Logs the line about the training that begins: plan, updates, cost, memory. `step()` does, if nobody has.
+
+        look: the end of the line: where to see the updates later.
+        write: prints the line of a trainer, if logging would not show it. Default None: it is logged.
+        cost: time of updates per time of training. Default None: as their batches are to those of training.
+        """
+        line, self._start_line = self._start_line, None
+        if line is None or self._prober.replicas.rank != 0:
+            return
+        if write is None or line.level == logging.WARNING or _log.isEnabledFor(line.level):
+            _log.log(line.level, "Balancer: %s.", line.text(look, cost))
+        else:
+            write(line.text(look, cost))
 
     @property
     def steps_until_update(self) -> int:

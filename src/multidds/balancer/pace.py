@@ -54,11 +54,6 @@ class Pace:
         """The share of training that probes take."""
         return self.passes * self.cost / self.every
 
-    def __str__(self) -> str:
-        many = "" if math.isinf(self.updates) else f", {self.updates:.0f} in all"
-        what = "" if self.part is None else f", of {self.part[0]} datasets and {self.part[1]} dev sets at a time"
-        return f"an update every {self.every:,} steps{many}, {self.passes} probe batches each ({self.share:.1%}){what}"
-
 
 def pace_of(
     datasets: int,

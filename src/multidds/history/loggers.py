@@ -35,8 +35,8 @@ def table(update: Update, passes: Mapping[str, float]) -> tuple[list[str], list[
     return columns, [[name, *(values.get(name) for values in groups)] for name in names]
 
 
-def on_console(update: Update, write: Callable[[str], object] = print) -> None:
-    """Writes the line of an update, in letters that standard output has."""
+def on_console(update: Update | str, write: Callable[[str], object] = print) -> None:
+    """Writes the line of an update, or another one, in letters that standard output has."""
     line, encoding = str(update), getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         line.encode(encoding)

@@ -10,7 +10,7 @@ the same way, and combines them by the `MixedDataset` and the `BalanceCallback` 
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import trl
@@ -37,7 +37,7 @@ def balance(
     trainer: Any,
     train_sets: Mapping[str, Any],
     mixture: Mixture | None = None,
-    dev: Mapping[str, Any] | Iterable[str] | None = None,
+    dev: Mapping[str, Any] | Collection[str] | None = None,
     seed: int = 0,
     *,
     every: int | Budget = Budget(),
@@ -58,7 +58,7 @@ def balance(
         tokens, completion mask, truncation, packing, reference log probabilities).
     mixture: the mixture to begin with. Default None: in proportion to the sizes after preparation.
     dev: the dev sets: a dict, whose datasets are prepared as well, or a list of names in the trainer's `eval_dataset`.
-        Default None: all of `eval_dataset`.
+        Default None: all of `eval_dataset`; if that is one dataset, the dev set is called "dev".
     seed: for the draws, and for everything random in probes. Default 0.
     every, batch_size, loss, inexact_resume, reward, rule, priority, limits, groups, probes: as in `BalanceCallback`.
 

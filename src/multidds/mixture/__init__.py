@@ -14,7 +14,8 @@ Mixture(cs-en 83%, sk-en 17%)
 
 from .limits import Limits, LimitTracker
 from .mixture import Mixture
+from .mixture_table import MixtureTable
 from .replay import Replay
 from .schedule import Schedule
 
-__all__ = ["LimitTracker", "Limits", "Mixture", "Replay", "Schedule"]
+__all__ = ["LimitTracker", "Limits", "Mixture", "MixtureTable", "Replay", "Schedule"]

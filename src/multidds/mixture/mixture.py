@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._base.checks import check_names, listed
 from .._base.state import VERSION, check_keys, check_sizes, check_version
 from .._base.text import shares
+
+if TYPE_CHECKING:
+    from .mixture_table import MixtureTable
 
 _SUM_TOLERANCE = 1e-6  # |sum - 1| <= 1e-6: float32 probabilities of 10,000 datasets pass
 _UNSCALED = 1e-9  # |sum - 1| <= 1e-9: kept bit for bit, so that a copy of a mixture equals it
@@ -125,6 +128,34 @@ class Mixture:
         )
         by_name = dict(zip(names, shares.tolist(), strict=True))
         return cls({name: by_name[name] for name in sizes}, sizes)
+
+    @classmethod
+    def table(
+        cls, sizes: Mapping[str, float], draws: float, weights: Mapping[str, float] | None = None
+    ) -> "MixtureTable":
+        """Returns share and passes of each dataset under every mixture that needs no learning; print it.
+
+        sizes: {name: number of examples}.
+        draws: examples that the whole training will draw: steps times examples per step.
+        weights: {name: weight of its dev set}, for the planned mixture. Default None: all the same.
+
+        >>> table = Mixture.table({"web": 12_000, "topics": 150}, draws=6400)
+        >>> print(table)
+        share (passes) of each dataset in 6,400 draws
+        dataset  examples  proportional  temperature 3  temperature 5     uniform     planned
+        web        12,000    99% (0.53)     81% (0.43)     71% (0.38)  50% (0.27)  ...
+        topics        150     1% (0.53)        19% (8)       29% (13)    50% (21)  ...
+        >>> table.shares["uniform"]
+        {'web': 0.5, 'topics': 0.5}
+        """
+        from .mixture_table import MixtureTable
+
+        sizes = _checked_sizes("Mixture.table", sizes)
+        planned = cls.planned(sizes, draws, weights)
+        mixtures = {"proportional": cls.proportional(sizes)}
+        mixtures |= {f"temperature {tau}": cls.temperature(sizes, tau) for tau in (3, 5)}
+        mixtures |= {"uniform": cls.uniform(sizes), "planned": planned}
+        return MixtureTable(sizes, draws, {rule: mixture.probabilities for rule, mixture in mixtures.items()})
 
     @classmethod
     def extended(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .._base.state import check_keys
 from ..gradients.averages import MovingAverages
 from ..gradients.sketch import Sketcher
-from ..gradients.vectors import Gradient
+from ..gradients.vectors import Gradient, wide
 from ..gradients.work_split import WorkSplit, owners_of
 from ..probes.alignment import Alignment
 from ..probes.alignment_table import Halves, Table, sketcher_of
@@ -77,6 +77,13 @@ class GradientProbes:
     def measures_relevance(self) -> bool:
         """Whether the halves of a probe are compared."""
         return self._halves_sketcher is not None
+
+    @property
+    def set_bytes(self) -> int:
+        """The memory of the sketches of a dataset or dev set in an update, of both halves."""
+        if self._halves_sketcher is None:
+            return 0
+        return 2 * self._halves_sketcher.new(wide(self._prober.params[0].dtype), "meta").nbytes
 
     def begin(self) -> int:
         """Counts the ranks; returns the probe batches of each set over all of them."""

@@ -1,10 +1,14 @@
+import re
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT, multidds
 from toy_runs import mistake
+from typer.testing import CliRunner
 
+from multidds import Mixture
+from multidds.nmt.commands.cli import app
 from multidds.nmt.common.escaping import printable
 
 RECIPE = ROOT / "recipes" / "tiny.toml"
@@ -16,7 +20,7 @@ def test_help_shows_the_commands_and_imports_no_torch():
         "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for command in ("prepare", "train", "translate", "evaluate"):
+    for command in ("prepare", "plan", "train", "translate", "evaluate"):
         assert command in out
     assert out.strip().endswith("False")
 
@@ -80,11 +84,66 @@ def test_a_dry_run_tells_what_would_be_done(tiny):
     before = set((tiny / "runs").iterdir())
     out = multidds("train", RECIPE, "--dry-run", *priors, cwd=tiny).stdout
     for part in (
-        '"batch_tokens": 1024', "many-to-one, ", " parameters", "steps per epoch", "memory: about",
-        "an update every 25 steps", "4 passes over 512 tokens", "τ = 1", "τ = 10", "uniform", "mirror-base", "14.29%",
+        "many-to-one, ", " parameters", "steps per epoch", "memory: about", "an update every 25 steps",
+        "4 passes over 512 tokens",
     ):  # fmt: skip
         assert part in out, part
+    table = multidds("plan", RECIPE, *priors, cwd=tiny).stdout
+    assert out.startswith(table)
+    assert re.search("dataset +examples +this recipe +proportional .* planned", table)
+    (row,) = [line for line in table.splitlines() if line.startswith("mirror-base")]
+    assert row.split()[1] == "500"
+    assert row.split()[2:4] == row.split()[4:6]  # "this recipe" is proportional
+    assert "{" not in out
+    whole = multidds("train", RECIPE, "--dry-run", "--json", *priors, cwd=tiny).stdout
+    assert whole.startswith(out)
+    assert '"batch_tokens": 1024' in whole
     assert set((tiny / "runs").iterdir()) == before
+
+
+BY_SIZES = ["plan", "a=12000", "--draws", "6400", "b=150"]
+WITHOUT_EXTRAS = "import sys; sys.modules['typer'] = None; from multidds.__main__ import main; main()"
+
+
+def test_a_plan_of_sizes_is_the_table_with_and_without_the_extras(tmp_path):
+    table = f"{Mixture.table({'a': 12_000, 'b': 150}, 6400)}\n"
+    bare = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS, *BY_SIZES], capture_output=True, text=True, check=True)
+    assert multidds(*BY_SIZES, cwd=tmp_path).stdout == bare.stdout == table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "NAME=SIZE|a=12000"),
+        (["a=1"], "--draws"),
+        (["a=1", "b", "--draws", "4"], "'b'"),
+        (["a=1", "=2", "--draws", "4"], "'=2'"),
+        (["a=1", "b=", "--draws", "4"], "'b'.*''"),
+        (["a=1", "b=0", "--draws", "4"], "'b'.*'0'"),
+        (["a=1", "b=-3", "--draws", "4"], "'b'.*'-3'"),
+        (["a=1", "b=many", "--draws", "4"], "'b'.*'many'"),
+        (["a=1", "a=2", "--draws", "4"], "'a'"),
+        (["a=1", "--draws", "inf"], "--draws.*'inf'"),
+        (["a=1", "--draws", "x"], "--draws.*'x'"),
+        ([RECIPE, "--draws", "4"], "leave"),
+        ([RECIPE, "a=1"], "leave"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_one_line(arguments, message):
+    assert re.search(message, mistake("plan", *arguments))
+
+
+def test_names_in_a_plan_are_escaped_for_terminals():
+    name = "\x1b[31m[bold]=\u2028"
+    out = CliRunner().invoke(app, ["plan", f"{name}=5", "--draws", "3"]).output
+    assert "?[31m[bold]=? " in out
+    assert "\x1b" not in out
+    code = "\n".join(
+        ["import sys", f"sys.argv = ['multidds', 'plan', {name + '=x'!r}, '--draws', '3']", WITHOUT_EXTRAS]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "\x1b" not in done.stderr
 
 
 def test_prepare_twice_says_that_nothing_has_changed(tiny):

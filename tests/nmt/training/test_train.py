@@ -23,7 +23,7 @@ from multidds.nmt.config.config import read_run
 from multidds.nmt.model.device import compiler_errors
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
-from multidds.nmt.training.length import planned_sentences
+from multidds.nmt.training.length import planned_sentences, probe_share
 from multidds.nmt.training.progress import CLOCKS
 from multidds.nmt.training.start_mixture import prior_of
 from multidds.nmt.training.train import Training, train
@@ -417,3 +417,30 @@ def test_a_run_has_one_writer(corpus, monkeypatch, tmp_path):
     assert mistake(*command(tmp_path / "run")[3:]).endswith("run: is being trained by another process.")
     first.close()
     assert train(config, tmp_path / "run", Silent()).finished
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("mixture.prior=planned",), r"^plan for 4 steps: .* passes\), .*\); a dev set for each dataset; 2 updates, "),
+        (("mixture.prior=proportional",), r"^mixture: .*; an update every 2 steps, "),
+        (("mixture.method=static",), None),
+    ],
+)
+def test_a_training_begins_with_the_start_line(text, tmp_path, monkeypatch, overrides, words, caplog):
+    config = small_config(
+        text, monkeypatch, "train.max_steps=4", "mixture.every=2", "mixture.method=learned", *overrides
+    )
+    train(config, tmp_path / "run", show := Silent())
+    lines = [line for line in show.lines if "dev set for each" in line]
+    if words is None:
+        assert lines == []
+    else:
+        assert lines == show.lines[:1]
+        assert re.search(words, lines[0])
+        assert f"about {probe_share(config):.0%} of the time" in lines[0]
+        assert lines[0].endswith(f"multidds report {tmp_path / 'run'} shows the updates")
+    assert caplog.text == ""
+    again = Silent()
+    train(config, tmp_path / "run", again)  # it is finished
+    assert again.lines == []

@@ -8,7 +8,7 @@ import copy
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ...sampling import is_stream
 from ..balancer_arguments import check_balancer_arguments, probe_batch_size
 from . import refusals
 from .checkpoint_tensors import are_shards, checkpoint_of, with_tensors, write_tensors
-from .logs import log_start, log_update
+from .logs import log_start, log_update, show_start
 from .probes import dev_sets, loss_of, sources
 
 _log = logging.getLogger("multidds")
@@ -46,7 +46,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     trainer: the Trainer, with its final arguments. The callback does not keep it alive.
     every: optimizer steps between updates, or the `Budget` from which they follow. Default: 2% of the training.
-    dev: the dev sets: a dict, or a list of names in the Trainer's `eval_dataset`. Default None: all of `eval_dataset`.
+    dev: the dev sets: a dict, or a list of names in the Trainer's `eval_dataset`. Default None: all of `eval_dataset`;
+        if that is one dataset, the dev set is called "dev".
     batch_size: examples per probe batch. Default None: half of a training batch per device, because the default rule
         compares two of them; a whole one for rules that do not.
     loss: (model, batch) -> mean loss, a scalar tensor. Default None: the Trainer's `compute_loss`.
@@ -70,7 +71,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self,
         trainer: Trainer,
         every: int | Budget = Budget(),
-        dev: Mapping[str, Any] | Iterable[str] | None = None,
+        dev: Mapping[str, Any] | Collection[str] | None = None,
         batch_size: int | None = None,
         loss: Loss | None = None,
         inexact_resume: bool = False,
@@ -98,6 +99,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._arguments: dict[str, Any] = {"every": every, "reward": reward, "rule": rule, "priority": priority}
         self._arguments |= {"limits": limits, "groups": groups, "probes": probes, "seed": seed}
         check_balancer_arguments(self.mixture, self._dev, loss, self._arguments)
+        named = isinstance(dev, Mapping) or isinstance(trainer.eval_dataset, Mapping)
+        self._metrics = {name: f"eval_{name}_loss" if named else "eval_loss" for name in self._dev}  # of evaluations
         self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
         self._resumed_at: int | None = None  # the step of the checkpoint, if there was one
         if trainer.args.train_sampling_strategy == "random":
@@ -126,7 +129,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _drawn_by(self, trainer: Any) -> Any:
         return trainer.train_dataset
 
-    def _dev_sets(self, trainer: Any, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
+    def _dev_sets(self, trainer: Any, dev: Mapping[str, Any] | Collection[str] | None) -> dict[str, Any]:
         return dev_sets(trainer, dev)
 
     def _probed(self, trainer: Any) -> Any:
@@ -187,6 +190,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             examples_per_step=self._examples,
             **self._arguments,
         )
+        show_start(trainer, self.balancer)
         self._mixed.restart()  # with the mixture, which the balancer may have moved to a plan
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
@@ -224,7 +228,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         # At the resumed step eval_on_start evaluates, but the uninterrupted training does not.
         if self.balancer is None or state.global_step == self._resumed_at:
             return
-        losses = {name: (metrics or {}).get(f"eval_{name}_loss") for name in self._dev}
+        losses = {name: (metrics or {}).get(key) for name, key in self._metrics.items()}
         self._dev_losses |= {name: loss for name, loss in losses.items() if loss is not None}
         if self._dev_losses.keys() == self._dev.keys():
             if all(map(math.isfinite, self._dev_losses.values())):

@@ -1,4 +1,4 @@
-"""Logs of an update through the Trainer: all numbers in its log and loggers, one line on the console."""
+"""Logs through the Trainer: all numbers of an update in its log and loggers, one line on the console."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +21,15 @@ def log_start(trainer: Any, start: Mapping[str, float], prior: Mapping[str, floa
         groups = {"mixture": start, "prior": prior}
         flat = {f"{group}/{name}": share for group, shares in groups.items() for name, share in shares.items()}
         trainer.state.log_history.append({"epoch": 0, "step": 0, **flat})
+
+
+def show_start(trainer: Any, balancer: Any) -> None:
+    """Shows the line about the training that begins, as those of updates are shown."""
+    folder, where = trainer.args.output_dir, "updates are in the Trainer's log"
+    if _keeps_history(trainer.args):
+        where = f"updates are in mixture.jsonl in {folder}; multidds report {folder} shows them"
+    shown = any(isinstance(callback, _CONSOLES) for callback in trainer.callback_handler.callbacks)
+    balancer.log_start(where, (lambda line: on_console(line, tqdm.write)) if shown else None)
 
 
 def log_update(trainer: Any, balancer: Any, update: Update, passes: Mapping[str, float], **more: Any) -> None:
@@ -48,8 +57,12 @@ def log_update(trainer: Any, balancer: Any, update: Update, passes: Mapping[str,
             columns, rows = table(update, passes)
             shown = callback._wandb.Table(columns=columns, data=rows)
             callback._wandb.log({TABLE: shown, "train/global_step": trainer.state.global_step})
-    if args.output_dir and args.save_strategy != "no" and Path(args.output_dir).is_dir():
+    if _keeps_history(args) and Path(args.output_dir).is_dir():
         keep_history(balancer, args.output_dir, passes)
+
+
+def _keeps_history(args: Any) -> bool:
+    return bool(args.output_dir) and args.save_strategy != "no"
 
 
 def _lay_out(callbacks: list[Any]) -> None:

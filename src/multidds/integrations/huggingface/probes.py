@@ -1,7 +1,7 @@
 """Parts of a Trainer that probes use: its dev sets, its collator over examples or streams, and its loss."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from transformers import Trainer
 from transformers.trainer_utils import RemoveColumnsCollator
 
 from ..._base.checks import listed, refuse
+from ...balancer.arguments import SINGLE
 from ...probes.prober import Loss
 from ...sampling import StreamReader, batches_of, is_stream
 from ..restored_attributes import restored_attributes
@@ -18,14 +19,19 @@ from .refusals import OWNER, check_json
 _MODELS = ("model", "model_wrapped", "ref_model")  # attributes of Trainers
 
 
-def dev_sets(trainer: Trainer, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
+def dev_sets(trainer: Trainer, dev: Mapping[str, Any] | Collection[str] | None) -> dict[str, Any]:
     """Returns {name: dev set}. dev: as `BalanceCallback` takes it."""
     given = dev if isinstance(dev, Mapping) else trainer.eval_dataset
-    no_dict = (
-        f"eval_dataset must be {{name: dev set}}, got {type(given).__name__}; give the Trainer a dict, or the callback "
-        "dev={name: dev set}."
-    )
-    refuse(OWNER, [(not isinstance(given, Mapping), no_dict)], TypeError)
+    kind = type(dev).__name__
+    wrong_kinds = [
+        (given is None, "eval_dataset is None; give the Trainer a dev set, or the callback dev={name: dev set}."),
+        (
+            not isinstance(dev, Collection | None),
+            f"dev must be {{name: dev set}}, or names in eval_dataset, got {kind}; give dev={{{SINGLE!r}: ...}}.",
+        ),
+    ]
+    refuse(OWNER, wrong_kinds, TypeError)
+    given = given if isinstance(given, Mapping) else {SINGLE: given}
     names = [dev] if isinstance(dev, str) else list(given if dev is None else dev)
     missing = [name for name in names if name not in given]
     rows = [
@@ -49,7 +55,7 @@ class _StreamBatches:
     """Probe batches of a stream, by a reader of its own."""
 
     def __init__(self, name: str, stream: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
-        self._name = name
+        self._name, self.dataset = name, stream
         self._stream = StreamReader(name, stream)
         self._batch_size, self._collate = batch_size, collate
 

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from ..._base.randomness import random_states, set_random_states
 from ..._base.ranks import Ranks
 from ...balancer import Balancer, Budget
+from ...balancer.arguments import named_dev_sets
 from ...mixture import Limits, Mixture
 from ...probes import Probes
 from ...probes.prober import Loss
@@ -26,7 +27,7 @@ from ...rules import RelevancePlan, Rule
 from ...sampling.loader import MixedLoader
 from ..balancer_arguments import check_balancer_arguments, probe_batch_size
 from . import refusals
-from .logs import log_update
+from .logs import log_update, show_start
 from .probes import loss_of, sources, sources_of
 
 _log = logging.getLogger("multidds")
@@ -36,7 +37,8 @@ class BalanceCallback(Callback):
     """Learns the mixture of a `mixed_loader` while a Trainer fits: one more callback, the module stays as it is.
 
     mixture: the loader's mixture, the same object.
-    dev: {name: map-style dataset, or a source of probe batches as `Balancer` takes them}.
+    dev: {name: map-style dataset, or a source of probe batches as `Balancer` takes them}; or one of these, which is
+        then called "dev".
     every: optimizer steps between updates, or the `Budget` from which they follow. Default: 2% of the training.
     loss: (module, batch) -> mean loss, a scalar tensor. Default None: the module's `training_step`, whose logs, metrics
         and collected outputs are restored after a probe.
@@ -62,7 +64,7 @@ class BalanceCallback(Callback):
     def __init__(
         self,
         mixture: Mixture,
-        dev: Mapping[str, Any],
+        dev: Any,
         every: int | Budget = Budget(),
         *,
         loss: Loss | None = None,
@@ -77,6 +79,7 @@ class BalanceCallback(Callback):
         probes: Probes = Probes(),
         seed: int = 0,
     ) -> None:
+        dev = named_dev_sets(refusals.OWNER, dev)
         refusals.check_arguments(mixture, dev, train, dev_metrics, batch_size)
         self._arguments: dict[str, Any] = {"every": every, "reward": reward, "rule": rule, "priority": priority}
         self._arguments |= {"limits": limits, "groups": groups, "probes": probes, "seed": seed}
@@ -103,6 +106,7 @@ class BalanceCallback(Callback):
         self._loader = loader
         if self.balancer is None or self._module is not pl_module:
             self._module, self.balancer = pl_module, self._new_balancer(pl_module, loader)
+            show_start(trainer, self.balancer)
         self._steps = trainer.global_step
         if self._loaded is not None:
             state, self._loaded = self._loaded, None

@@ -35,6 +35,10 @@ class _LoaderBatches:
         self._loader, self._name, self.batch_size = loader, name, batch_size
 
     @property
+    def dataset(self) -> Any:
+        return self._loader().train_sets[self._name]
+
+    @property
     def collate_fn(self) -> Callable[[list[Any]], Any]:
         return self._loader().collate_fn
 
@@ -45,7 +49,7 @@ class _LoaderBatches:
         return self._batches().examples(generator, count)
 
     def _batches(self) -> BatchesOf:
-        return batches_of(self._loader().train_sets[self._name], self.batch_size, self.collate_fn)
+        return batches_of(self.dataset, self.batch_size, self.collate_fn)
 
 
 def _is_dataset(given: Any) -> bool:

@@ -277,4 +277,5 @@ def probe_batches(trainer: Any, dataset: Any, batch_size: int, collate: Any) -> 
         own.set_state(generator.get_state())
         return collate(dataset.__getitems__(next(iter(sampler))))
 
+    draw.dataset = dataset  # type: ignore[attr-defined]  # by which the start line finds dev sets that are training sets
     return draw

@@ -5,7 +5,7 @@ losses, which are modules that hold the model and may have parameters of their o
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ class BalanceCallback(HuggingFaceCallback):
     def _drawn_by(self, trainer: Any) -> Any:
         return trainer.args.multi_dataset_batch_sampler
 
-    def _dev_sets(self, trainer: Any, dev: Mapping[str, Any] | Iterable[str] | None) -> dict[str, Any]:
+    def _dev_sets(self, trainer: Any, dev: Mapping[str, Any] | Collection[str] | None) -> dict[str, Any]:
         chosen = dev_sets(trainer, dev)
         if not isinstance(dev, Mapping):
             return chosen

@@ -157,6 +157,38 @@ def prepare(
 
 
 @app.command()
+def plan(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="R.toml | NAME=SIZE...", help="A recipe, prepared; or datasets and their sizes.", show_default=False
+        ),
+    ] = None,
+    draws: Annotated[
+        str | None, typer.Option(help="Examples that the whole training draws; a recipe says it.", show_default=False)
+    ] = None,
+    set_: Set = [],  # noqa: B006
+) -> None:
+    """Show share and passes of each dataset under several mixtures, before any training."""
+    from multidds.mixture.mixture_table import table_of
+
+    if data is not None and data[0].endswith(".toml"):
+        from ..config.config import load_config
+        from .dry_run import recipe_table
+
+        if data[1:] or draws is not None:
+            raise UserError(f"plan: {data[0]}: a recipe has datasets and length; leave the rest out.")
+        table = recipe_table(load_config(Path(data[0]), set_))
+    else:
+        try:
+            table = table_of(data or [], draws)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+    for line in str(table).split("\n"):
+        say(line)
+
+
+@app.command()
 def train(
     recipe: Recipe,
     run: Annotated[
@@ -169,6 +201,7 @@ def train(
     ] = None,
     set_: Set = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --dry-run: show the whole config, too.")] = False,
 ) -> None:
     """Train a model. To resume a run that was stopped, repeat the command."""
     from ..config.config import load_config
@@ -179,7 +212,7 @@ def train(
         from .dry_run import describe
 
         if rank == 0:
-            describe(config, out)
+            describe(config, out, json)
         return
     _avoid_amx([config], rank == 0)
     launch.form_group()

@@ -1,35 +1,52 @@
 """`multidds train --dry-run`: the size, the cost and the passes over each language pair of a training to come."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 from rich.console import Console
 
 from multidds import Mixture
+from multidds.mixture import MixtureTable
 
 from ..batches.sentences import Sentences
-from ..common.terminal import escaped, new_table
+from ..common.terminal import say
 from ..config.config import Config
 from ..model.transformer import make_model
 from ..prepare import Prepared
 from ..runs.earlier_run import earlier_run
 from ..training.length import planned_sentences, planned_steps, probe_passes, probe_share, within_budget
-from ..training.start_mixture import prior_of
-
-TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
+from ..training.start_mixture import plan_weights, prior_of
 
 
-def describe(config: Config, console: Console) -> None:
-    """Prints the config and what follows from it."""
+def recipe_table(config: Config) -> MixtureTable:
+    """Returns share and passes of each language pair under several mixtures, that of the recipe first."""
+    prepared = Prepared(config)
+    return _table(config, prepared, {name: Sentences(prepared, name, "train") for name in config.data.names})
+
+
+def _table(config: Config, prepared: Prepared, data: Mapping[str, Sentences]) -> MixtureTable:
+    sizes = {name: len(sentences) for name, sentences in data.items()}
+    table = Mixture.table(sizes, planned_sentences(config, data), plan_weights(config))
+    start = prior_of(config, data, earlier_run(config, prepared)).probabilities
+    return replace(table, shares={"this recipe": start, **table.shares})
+
+
+def describe(config: Config, console: Console, whole_config: bool = False) -> None:
+    """Prints the table of mixtures, then size and cost, then the whole config if it is wanted."""
     prepared = Prepared(config)
     data = {name: Sentences(prepared, name, "train") for name in config.data.names}
+    for line in str(_table(config, prepared, data)).split("\n"):
+        say(line, console)
     steps = planned_steps(config, data)
     config = within_budget(config, steps)
-    settings, sizes = config.mixture, {name: len(sentences) for name, sentences in data.items()}
+    settings = config.mixture
     with torch.device("meta"):  # counted, not made
         model = make_model(config, prepared.vocabulary)
     parameters = sum(p.numel() for p in model.parameters())
     tokens = sum(float(sentences.all_tokens) for sentences in data.values())
-    console.print_json(config.model_dump_json())
-    console.print(f"{config.data.direction}, {parameters:,} parameters, {sum(sizes.values()):,} training pairs")
+    pairs = sum(len(sentences) for sentences in data.values())
+    console.print(f"{config.data.direction}, {parameters:,} parameters, {pairs:,} training pairs")
     console.print(
         f"{tokens / config.train.tokens:,.0f} steps per epoch "
         f"({config.train.accumulate} batches of about {config.train.batch_tokens:,} tokens each), {steps:,.0f} in all"
@@ -42,15 +59,8 @@ def describe(config: Config, console: Console) -> None:
             f"an update every {settings.every} steps: {probe_passes(config)} passes over {settings.probe_tokens:,} "
             f"tokens, {probe_share(config):.1%} of the tokens of training between two updates"
         )
-    prior, draws = prior_of(config, data, earlier_run(config, prepared)), planned_sentences(config, data)
-    mixtures = {f"τ = {tau:g}": Mixture.temperature(sizes, tau) for tau in TEMPERATURES}
-    mixtures["uniform"] = Mixture.uniform(sizes)
-    headings = ["pair", "training pairs", "prior", *mixtures]
-    table = new_table(headings, ["pair"], "passes over each pair in the planned training")
-    for name, size in sizes.items():
-        passes = [f"{mixture[name] * draws / size:,.1f}" for mixture in mixtures.values()]
-        table.add_row(escaped(name), f"{size:,}", f"{prior[name]:.2%}", *passes)
-    console.print(table)
+    if whole_config:
+        console.print_json(config.model_dump_json())
 
 
 def _gigabytes(config: Config, parameters: int, prepared: Prepared) -> float:

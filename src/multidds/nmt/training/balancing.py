@@ -102,8 +102,9 @@ def _reward(settings: MixtureSettings) -> Reward:
 def _rule(config: Config) -> Scorer | RelevancePlan:
     settings = config.mixture
     if settings.method in DEFAULT:
-        # The mixture that an earlier run has learned is kept at the start.
-        return RelevancePlan(plan=not config.train.start_from, repetition=REPETITION)
+        # A prior other than the plan, or the mixture that an earlier run has learned, is kept at the start.
+        plan = settings.prior == "planned" and not config.train.start_from and not in_parts(config)
+        return RelevancePlan(plan=plan, repetition=REPETITION)
     optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     scorer = settings.scorer
     return Scorer(

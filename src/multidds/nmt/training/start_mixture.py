@@ -35,11 +35,16 @@ def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun 
         learned = {} if earlier is None else _learned_by(earlier)
         if any(learned.get(name) for name in sizes):
             return Mixture.extended(learned, sizes, planned_sentences(config, data))
-        weights = None
-        if isinstance(settings.priority, dict) and not settings.switch_epoch:
-            weights = {name: settings.priority.get(name, 0.0) for name in sizes}
-        return Mixture.planned(sizes, planned_sentences(config, data), weights)
+        return Mixture.planned(sizes, planned_sentences(config, data), plan_weights(config))
     return Mixture.proportional(sizes)
+
+
+def plan_weights(config: Config) -> dict[str, float] | None:
+    """Returns {language pair: weight of its dev set} for a plan; None: all the same."""
+    priority = config.mixture.priority
+    if not isinstance(priority, dict) or config.mixture.switch_epoch:
+        return None
+    return {name: priority.get(name, 0.0) for name in config.data.names}
 
 
 def _learned_by(earlier: EarlierRun) -> dict[str, float]:

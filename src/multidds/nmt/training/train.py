@@ -35,7 +35,7 @@ from ..runs.records import AnyRecord, Started, Stepped, Validated
 from ..runs.run_folder import check_beside, check_run_folder, open_run
 from .balancing import make_balancer, record_of
 from .checkpoint_state import load, saved
-from .length import learning_rate, planned_steps, within_budget
+from .length import learning_rate, planned_steps, probe_share, within_budget
 from .progress import Display, Progress, RecentLosses, stop_signals
 from .start_mixture import prior_of, schedule_of
 from .start_weights import load_start_weights
@@ -142,13 +142,16 @@ class Training:
             self._record(Started(step=0, mixture=self.mixture.probabilities))
 
     def first_lines(self) -> list[str]:
-        """Returns messages about the checkpoint that is resumed, and about those that could not be used."""
-        if not self.progress.step or self.progress.finished:
-            return self.passed_over
-        return [
-            *self.passed_over,
-            f"going on after step {self.progress.step}{self.processes.instead_of(self.resumed_from)}",
-        ]
+        """Returns messages about the resumed checkpoint and those that could not be used, and the start line."""
+        lines = list(self.passed_over)
+        if self.progress.finished:
+            return lines
+        if self.progress.step:
+            lines.append(f"going on after step {self.progress.step}{self.processes.instead_of(self.resumed_from)}")
+        if self.balancer is not None:
+            look = f"multidds report {self.folder} shows the updates"
+            self.balancer.log_start(look, write=lines.append, cost=probe_share(self.config))
+        return lines
 
     def make_stream(self, chances: Chances | None) -> Stream:
         """Returns the training batches.
