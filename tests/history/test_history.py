@@ -130,6 +130,16 @@ def test_a_saved_history_is_read_back_and_continues_after_a_resume(tmp_path):
         save_history(updates("abc"), tmp_path)
 
 
+@pytest.mark.parametrize("odd", ["\u2028", "\u2029", "\x85", "\ud800", "\n", "\x0b", "中文"])
+def test_any_name_of_a_dataset_is_read_back(tmp_path, odd):
+    names = (f"a{odd}", f"{odd}b")
+    given = updates(names)
+    for _ in range(2):
+        save_history(given, tmp_path)
+        assert numbers(moments_of(tmp_path)) == numbers(moments_of(given))
+    assert (tmp_path / "mixture.jsonl").read_bytes().isascii()
+
+
 def test_a_file_keeps_updates_that_the_memory_dropped(tmp_path):
     given = updates("ab", count=6)
     for count in range(1, 7):
