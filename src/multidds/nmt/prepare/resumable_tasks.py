@@ -93,7 +93,8 @@ def finish(
             facts[name] = result
             say(name)
         else:
-            futures[pool.submit(place.run, name, task)] = name
+            with _interrupts_held():
+                futures[pool.submit(place.run, name, task)] = name
     try:
         for future in as_completed(futures):
             facts[futures[future]] = future.result()
@@ -101,6 +102,19 @@ def finish(
     except BrokenProcessPool:
         raise DeadWorkerError from None
     return facts
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends. Processes that start in it never get it, not even while they import."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_worker() -> None:
