@@ -67,7 +67,7 @@ def evaluate(
                 signatures[key] = str(metric.get_signature())
         averages = {key: math.fsum(pair[key] for pair in pairs.values()) / len(pairs) for key in signatures}
         scores = {"pairs": pairs, "average": averages, "signatures": signatures, **made_for}
-        scores |= {"seed": config.train.seed, "files": files}
+        scores |= {"run": facts.get("run"), "seed": config.train.seed, "files": files}
         write_checksummed(run / FILE, scores)
     return scores
 
