@@ -10,8 +10,9 @@ from pathlib import Path
 
 from multidds import __version__
 
+from ..common.checksummed import read_checksummed
 from ..common.errors import DamagedError, UserError
-from ..config.config import Config, read_run
+from ..config.config import Config
 from ..config.config_diff import HARMLESS
 from ..prepare import Prepared
 
@@ -36,7 +37,7 @@ def new_identity(config: Config, prepared: Prepared) -> str:
 def identity_of(run: Path) -> str | None:
     """Returns the identity in config.json of a run; None if that is missing or damaged, as `read_run` reports."""
     try:
-        return read_run(run)[1].get("run")
+        return read_checksummed(run / "config.json", "").get("run")
     except UserError:
         return None
 

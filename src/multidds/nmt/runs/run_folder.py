@@ -14,7 +14,7 @@ from ..config.config import VOCABULARY, Config, read_run
 from ..config.config_diff import forbidden_changes
 from ..prepare import Prepared
 from . import checkpoints
-from .identity import new_identity
+from .identity import identity_of, new_identity
 from .record_files import FILE, Follower, Records, check_records
 from .records import Validated
 
@@ -83,7 +83,7 @@ def _write_config(config: Config, folder: Path, prepared: Prepared) -> None:
                 shutil.copy(path, copy)
     there = (folder / "config.json").exists()  # a run keeps its identity when it is resumed
     facts = {
-        "run": read_run(folder)[1].get("run") if there else new_identity(config, prepared),
+        "run": identity_of(folder) if there else new_identity(config, prepared),
         "config": json.loads(config.model_dump_json()),
         "data": prepared.fingerprint,
         "direction": prepared.manifest["direction"],
