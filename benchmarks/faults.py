@@ -4,8 +4,9 @@
 
 Every fault is a function of the seed and its number; first comes one of each kind. Real processes are killed, real
 small disks (tmpfs, where we may mount) run full, ranks under the agent of torchrun die; damage is done to copies of
-finished folders, and files are swapped between runs. KINDS is the table of faults: a kind is a function (world, command, rng) -> Outcome, with the commands
-that it is for and how often it is drawn. docs/recovery.md and docs/distributed.md say what a fault should lead to.
+finished folders, and files are swapped between runs. KINDS is the table of faults: a kind is a function (world,
+command, rng) -> Outcome, with the commands that it is for and how often it is drawn. docs/recovery.md and
+docs/distributed.md say what a fault should lead to.
 With --results every outcome is a line of that file, and the same command again goes on behind the last.
 """
 

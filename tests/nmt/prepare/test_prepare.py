@@ -438,7 +438,7 @@ def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("delay", [0.0, 0.004, 0.03, 0.06, 0.1, 0.2])
 def test_ctrl_c_while_workers_start_prints_one_line(corpus, tmp_path, delay):
     (tmp_path / "data").symlink_to(corpus / "data")
     arguments = ["prepare", ROOT / "recipes" / "tiny.toml", "--set", f"data.folder={tmp_path}/out", "--processes", "3"]
