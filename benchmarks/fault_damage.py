@@ -1,6 +1,8 @@
 """Damage to the files of finished folders, and who reads them: part of benchmarks/faults.py."""
 
 import contextlib
+import gzip
+import json
 import random
 import re
 import shutil
@@ -81,6 +83,52 @@ def copy_damaged(world: World, which: str, rng: random.Random) -> Damaged:
     path = rng.choice([path for path in paths if kind_of(folder, path) == kind])
     choice = rng.choice(DAMAGE[:5] if path.parent.name == "checkpoints" else DAMAGE)
     return Damaged(folder, path, f"{path.relative_to(folder)}: {choice(path, rng)}", choice is remove)
+
+
+# Files and folders of a run that another seed has, too, with other contents.
+FOREIGN = ("best.safetensors", "checkpoints", "config.json", "records.jsonl", "export", "scores.json", "hypotheses")
+
+
+def copy_swapped(world: World, rng: random.Random) -> Damaged:
+    """A copy of the run, in which one or two of its files are those of a run with another seed."""
+    shutil.rmtree(world.root / "damaged", ignore_errors=True)
+    folder = shutil.copytree(world.done / "run", world.root / "damaged" / "run")
+    names = rng.sample(FOREIGN, rng.choice((1, 1, 2)))
+    for name in names:
+        ours, theirs = folder / name, world.other / "run" / name
+        if theirs.is_dir():
+            shutil.rmtree(ours)
+            shutil.copytree(theirs, ours)
+        else:
+            shutil.copy(theirs, ours)
+    first = {"checkpoints": "step-00000016.safetensors", "export": "multidds.json", "hypotheses": "mirror-base.txt"}
+    path = folder / names[0]
+    return Damaged(folder, path / first[names[0]] if names[0] in first else path, f"foreign {names}", False)
+
+
+def text_in(form: str, source: Path, target: Path) -> list[str]:
+    """Writes the text of a world in another form; returns the overrides of the recipe for it."""
+    for path in sorted(source.rglob("train.*")):
+        if path.suffix == ".base":
+            continue
+        for split in ("train", "dev", "test"):
+            sides = [(path.parent / f"{split}{suffix}").read_text() for suffix in (path.suffix, ".base")]
+            names = [path.suffix[1:], "base"]
+            folder = target / path.parent.name
+            folder.mkdir(parents=True, exist_ok=True)
+            rows = list(zip(*(side.removesuffix("\n").split("\n") for side in sides), strict=True))
+            if form == "tsv":
+                (folder / f"{split}.tsv").write_text("".join("\t".join(row) + "\n" for row in [names, *rows]))
+            elif form == "jsonl":
+                lines = [json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows]
+                (folder / f"{split}.jsonl").write_text("".join(lines))
+            else:
+                for name, side in zip(names, sides, strict=True):
+                    content = side.encode()
+                    (folder / f"{split}.{name}").write_bytes(gzip.compress(content) if form == "gzip" else content)
+    ending = form if form in ("tsv", "jsonl") else "{lang}"
+    places = [f"data.{split}={target}/{{many}}-base/{split}.{ending}" for split in ("train", "dev", "test")]
+    return [f"data.format={form}", *places] if form in ("tsv", "jsonl") else places
 
 
 def opened(damaged: Damaged) -> tuple[list[str], str]:

@@ -222,6 +222,18 @@ class World:
     def done(self) -> Path:
         return self.root / "done"
 
+    @property
+    def other(self) -> Path:
+        """A folder with the run of another seed, which is made when it is first needed."""
+        folder = self.root / "other"
+        if not folder.exists():
+            folder.mkdir()
+            train = [*self.commands["train"].arguments(folder), "--set", "train.seed=2"]
+            for arguments in (train, self.commands["evaluate"].arguments(folder)):
+                ended = call(lambda arguments=arguments: run_command(arguments, lambda: None), self.root)
+                assert ended.code == 0, ended.output
+        return folder
+
     def call(
         self, command: Command, after: float | None = None, meanwhile: Callable[[int], None] = kill, **options: Any
     ) -> Ended:

@@ -4,8 +4,9 @@
 
 Every fault is a function of the seed and its number; first comes one of each kind. Real processes are killed, real
 small disks (tmpfs, where we may mount) run full, ranks under the agent of torchrun die; damage is done to copies of
-finished folders. KINDS is the table of faults: a kind is a function (world, command, rng) -> Outcome, with the commands
-that it is for and how often it is drawn. docs/recovery.md and docs/distributed.md say what a fault should lead to.
+finished folders, and files are swapped between runs. KINDS is the table of faults: a kind is a function (world,
+command, rng) -> Outcome, with the commands that it is for and how often it is drawn. docs/recovery.md and
+docs/distributed.md say what a fault should lead to.
 With --results every outcome is a line of that file, and the same command again goes on behind the last.
 """
 
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fault_damage import DAMAGE, copy_damaged, flip, opened, used
+from fault_damage import DAMAGE, Damaged, copy_damaged, copy_swapped, flip, opened, rewrite, text_in, used
 from fault_ranks import RANKS, Death, newest_whole, starts_of, steps_lost
 from fault_world import TWO, Command, Ended, World, make_world, mount
 
@@ -211,14 +212,18 @@ def damaged(world: World, command: Command, rng: random.Random) -> Outcome:
     """A file of a finished run, of prepared data or of a corpus: whoever opens it says so, and so does verify; and a
     command that reads it ends with one line, or as if nothing had happened."""
     which = {"prepare": "prepared", "corpus": "corpus"}.get(command.name, "run")
-    one = copy_damaged(world, which, rng)
+    return met(world, copy_damaged(world, which, rng), rng, USED)
+
+
+def met(world: World, one: Damaged, rng: random.Random, used_share: float) -> Outcome:
+    """What comes of a damaged folder. used_share: how often a command also reads it."""
     outcome = Outcome(file=one.kind, what=one.what)
     said, trace = opened(one)
     named = [one.is_named_in(text) for text in said]
     outcome.detected, outcome.accepted = all(named), not named[0]
     if not all(named):
         outcome.what += f"; said: {said} {trace}"
-    if rng.random() < USED:
+    if rng.random() < used_share:
         name, ended, result, expected = used(world, one, rng)
         outcome.hung = ended.hung
         if ended.code == 0 and result != expected:
@@ -230,11 +235,89 @@ def damaged(world: World, command: Command, rng: random.Random) -> Outcome:
     return outcome
 
 
+def foreign(world: World, command: Command, rng: random.Random) -> Outcome:
+    """Files of another run: whoever opens them says so, and so does verify; no command takes them for its own."""
+    return met(world, copy_swapped(world, rng), rng, used_share=1.0)
+
+
+def damaged_text(world: World, command: Command, rng: random.Random) -> Outcome:
+    """Text as gzip, UTF-16, TSV or JSONL with a damaged file: one line that names it, or nothing that matters."""
+    form = rng.choice(("gzip", "gzip", "utf-16", "tsv", "jsonl"))
+    shutil.rmtree(world.root / "damaged", ignore_errors=True)
+    overrides = text_in(form, world.root / "text", world.root / "damaged" / "text")
+    path = rng.choice([path for path in sorted((world.root / "damaged").rglob("*")) if path.is_file()])
+    if form == "utf-16":
+        what = rewrite(path, path.read_text().encode("utf-16"), "UTF-16")
+    else:
+        what = rng.choice(DAMAGE[:3])(path, rng)
+    outcome = Outcome(file=f"text/{form}", what=f"{path.name}: {what}")
+    arguments = [*command.arguments(world.place), *(part for one in overrides for part in ("--set", one))]
+    with world.fresh(command):
+        changed = Command(command.name, lambda place: arguments, command.begin, command.result)
+        ended = world.call(changed)
+        outcome.hung = ended.hung
+        if ended.code == 0:  # a bit of plain text may make another text; gzip has a checksum
+            outcome.accepted = form == "utf-16" or (form == "gzip" and command.result(world.place) != command.expected)
+        else:
+            outcome.detected = ended.refused and path.name in ended.output
+        if outcome.bad:
+            outcome.what += f"; said: {ended.output[-600:]}"
+    return outcome
+
+
+def few_files(world: World, command: Command, rng: random.Random) -> Outcome:
+    """ulimit -n: few files may be open; then more may."""
+    most = rng.randrange(5, 24)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    with world.fresh(command):
+        fault = world.call(command, setup=limit)
+        return go_on(world, command, fault, None if fault.code == 0 else fault.refused, f"{most} open files")
+
+
+def little_memory(world: World, command: Command, rng: random.Random) -> Outcome:
+    """ulimit -v: little memory beyond what is imported; then more. Libraries may abort, but nothing is lost."""
+    more = int(10 ** rng.uniform(5, 8.5))
+
+    def limit() -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
+
+    with world.fresh(command):
+        fault = world.call(command, setup=limit)
+        return go_on(world, command, fault, fault.refused if fault.code else None, f"{more} bytes of memory")
+
+
+def started_twice(world: World, command: Command, rng: random.Random) -> Outcome:
+    """The same command a second time while the first is at work, which may have been killed before."""
+    with world.fresh(command):
+        killed_before = rng.random() < 0.5
+        if killed_before:
+            world.call(command, rng.uniform(0, command.seconds))
+        second: list[Ended] = []
+        first = world.call(
+            command, rng.uniform(0, 0.8 * command.seconds), lambda child: second.append(world.call(command))
+        )
+        both = [first, *second]
+        detected = all(one.code == 0 or one.refused for one in both) and any(one.code == 0 for one in both)
+        what = f"a second time{', killed before' if killed_before else ''}"
+        if not detected:
+            what += f"; said: {[one.output[-400:] for one in both]}"
+        outcome = go_on(world, command, first, detected, what)
+        outcome.hung = outcome.hung or any(one.hung for one in second)
+        outcome.lost = 0  # the second one saves, too
+        return outcome
+
+
 Kind = Callable[[World, Command, random.Random], Outcome]
 # Kind of fault -> (what it does, the commands it is for, how often it is drawn).
 QUICK = ("prepare", "train", "train", TWO, "evaluate", "corpus", "report")
 KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
     "damaged file": (damaged, ("train", "train", "prepare", "corpus"), 66),
+    "files of another run": (foreign, ("train",), 8),
+    "damaged text": (damaged_text, ("prepare",), 5),
     "damaged run goes on": (damaged_run, ("train", TWO), 4),
     "kill -9": (killed, (*QUICK, *QUICK, "experiment"), 9),
     "dead rank": (dead_rank, (TWO,), 8),
@@ -242,6 +325,9 @@ KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
     "full disk": (full_disk, (*QUICK, *QUICK, "experiment"), 5),
     "file limit": (file_limit, QUICK, 2),
     "read-only disk": (read_only, QUICK, 1.5),
+    "few open files": (few_files, ("prepare", "train", "evaluate", "corpus", "report"), 1.5),
+    "little memory": (little_memory, ("train", "evaluate", "report"), 1.5),
+    "started twice": (started_twice, ("prepare", "train", "evaluate", "experiment"), 2),
     "folder gone": (vanished, ("train", "train", TWO, "prepare", "evaluate"), 2.5),
 }
 

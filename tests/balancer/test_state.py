@@ -66,6 +66,37 @@ def test_resume_is_exact(kind, reward):
     assert_resumes_exactly(lambda: training(kind, **options), 14, (3, 8), again=lambda: training(kind, **again))
 
 
+@pytest.mark.claim("The method", "an update that raises leaves everything as it was; made again, it is the same")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("calls", [1, 4, 9])  # of the loss, which fails in the middle of dev sets and datasets
+def test_an_update_that_raised_is_the_same_when_it_is_made_again(kind, calls):
+    found = []
+    for raises in (False, True):
+        left = [10**9]
+
+        def compute(model, batch, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError("no more memory")
+            return loss(model, batch)
+
+        parts, step = training(kind, compute=compute)
+        updates = [step(i) for i in range(3)]
+        state = copy.deepcopy(parts["balancer"].state_dict())
+        if raises:
+            left[0] = calls
+            with pytest.raises(OSError, match="no more memory"):
+                step(3)
+            left[0] = 10**9
+            assert_equal(parts["balancer"].state_dict()["estimator"], state["estimator"])
+            updates.append(numbers(parts["balancer"].step()))
+        else:
+            updates.append(step(3))
+        found.append(updates + [step(i) for i in range(4, 10)])
+    assert found[0][3] is not None
+    assert found[1] == found[0]
+
+
 def test_a_step_whose_update_raised_counts_once_in_the_averaged_parameters():
     averages = []
     for raises in (False, True):

@@ -146,6 +146,16 @@ def test_a_history_is_saved_in_a_folder_that_is_made_or_in_a_file_that_is_called
         save_history([], tmp_path / "x")
 
 
+@pytest.mark.parametrize("odd", ["\u2028", "\u2029", "\x85", "\ud800", "\n", "\x0b", "中文"])
+def test_any_name_of_a_dataset_is_read_back(tmp_path, odd):
+    names = (f"a{odd}", f"{odd}b")
+    given = updates(names)
+    for _ in range(2):
+        save_history(given, tmp_path)
+        assert numbers(moments_of(tmp_path)) == numbers(moments_of(given))
+    assert (tmp_path / "mixture.jsonl").read_bytes().isascii()
+
+
 def test_a_file_keeps_updates_that_the_memory_dropped(tmp_path):
     given = updates("ab", count=6)
     for count in range(1, 7):

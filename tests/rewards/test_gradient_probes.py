@@ -180,15 +180,30 @@ def test_an_update_needs_one_vector_more_whatever_n_and_k_are(n):
     assert n - 0.5 < vectors(FromTable(multidds, "exact")) < n + 0.5  # K gradients beside the one of training
 
 
-def test_a_loss_that_ranks_the_dev_sets_must_be_finite_too():
-    marked = batches(DEV, seed=1)["y"][0][0]
-
+def infinite_at(marked):
     def compute(model, b):
         return loss(model, b) + (math.inf if torch.equal(b[0], marked) else 0.0)
 
-    estimator = estimator_of(None, batches(NAMES), batches(DEV, seed=1), compute=compute)
-    estimator.dev.weights.priority = "high"  # "y" is ranked last and would not be probed
-    assert estimator.estimate({}).trouble == "the loss of dev set 'y' is not finite"
+    return compute
+
+
+@pytest.mark.parametrize("priority", ["regular", "low", "high", {"x": 1.0, "y": 1.0}])
+@pytest.mark.parametrize(("kind", "name"), [("dev set", "y"), ("dataset", "b")])
+def test_a_loss_that_is_not_finite_is_said_whatever_the_priority(priority, kind, name):
+    """Its gradient is finite. With "high" the dev set would be ranked last and not probed."""
+    marked = (batches(DEV, seed=1) if kind == "dev set" else batches(NAMES))[name][0][0]
+    estimator = estimator_of(None, batches(NAMES), batches(DEV, seed=1), compute=infinite_at(marked))
+    estimator.dev.weights.priority = priority
+    assert estimator.estimate({}).trouble == f"the loss of {kind} {name!r} is not finite"
+
+
+def test_the_loss_of_a_dev_set_of_weight_0_is_said_too():
+    dev = batches(DEV, seed=1)
+    estimator = estimator_of(None, batches(NAMES), dev, FromTable(multidds, sketch=16), infinite_at(dev["y"][0][0]))
+    estimator.dev.weights.priority = {"x": 1.0}
+    estimate = estimator.estimate({})
+    assert estimate.trouble is None
+    assert [note for note in estimate.notes if "dev set 'y' is not finite" in note]
 
 
 def test_infinities_of_both_signs_are_not_finite():

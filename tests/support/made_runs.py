@@ -40,11 +40,13 @@ def make_run(
         }
         for name in names
     }
-    facts = {"config": config, "data": f"fingerprint of {setting}", "direction": "many-to-one", "pairs": pairs}
+    identity = f"made by hand, seed {seed}, {setting}"
+    facts = {"run": identity, "config": config, "data": f"fingerprint of {setting}", "direction": "many-to-one"}
+    facts["pairs"] = pairs
     folder.mkdir(parents=True)
     write_checksummed(folder / "config.json", facts)
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
-    records = [{"kind": "start", "step": 0, "mixture": dict(shares)}]
+    records = [{"kind": "start", "step": 0, "mixture": dict(shares), "run": identity}]
     learned = mixture.get("method", "static") != "static"
     lowest = math.inf
     clock = {"data": 0.0, "steps": 0.0, "updates": 0.0, "validation": 0.0, "saving": 0.0, "rest": 0.0}
@@ -151,6 +153,7 @@ def score(folder, names, setting, rng, quality):
             signatures[key] = str(metric.get_signature())
     average = {key: sum(scores[key] for scores in pairs.values()) / len(pairs) for key in ("bleu", "chrf")}
     scores = {
+        "run": read_checksummed_json(folder / "config.json")["run"],
         "pairs": pairs,
         "average": average,
         "signatures": signatures,

@@ -220,7 +220,7 @@ def _line(moment: Moment) -> str:
         content["prior"] = moment.prior
     if moment.relevance:
         content["relevance"] = moment.relevance
-    return json.dumps(content, ensure_ascii=False)
+    return json.dumps(content)  # ASCII: no line end within a name, and names that are no valid text
 
 
 def _newest(path: Path, name: str) -> Path | None:
@@ -253,9 +253,10 @@ def _records(path: Path) -> Iterator[Moment]:
 
 
 def _lines(path: Path) -> Iterator[Moment]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         try:
-            yield _read(json.loads(line))
+            if line:
+                yield _read(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{path}:{number}: is no line of a history: {line[:60]!r}.") from None
 

@@ -99,10 +99,15 @@ class NonFinite:
 
     def dev(self, probed: ProbedGradient) -> None:
         if self._weights[probed.name]:
-            self.check("gradient", "dev set", {probed.name: probed.norm})
+            self._check_both("dev set", probed)
 
     def train(self, probed: ProbedGradient) -> None:
-        self.check("gradient", "dataset", {probed.name: probed.norm})
+        self._check_both("dataset", probed)
+
+    def _check_both(self, kind: str, probed: ProbedGradient) -> None:
+        self.check("gradient", kind, {probed.name: probed.norm})
+        if math.isfinite(probed.norm) and probed.loss is not None:
+            self.check("loss", kind, {probed.name: probed.loss})
 
     def check(self, what: str, kind: str, values: Mapping[str, float]) -> None:
         """Collects losses, norms of gradients or rewards that are not finite, and gradients that are zero."""

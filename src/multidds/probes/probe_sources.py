@@ -1,6 +1,7 @@
 """The sources of probe batches by role and name, and the batches of each that a rank draws."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,6 +77,19 @@ class ProbeSources:
         most = max(counts.values())
         return [(name, drawn[name][i]) for i in range(most) for name in order if i < len(drawn[name])]
 
+    @contextmanager
+    def put_back_on_error(self) -> Iterator[None]:
+        """Puts every source back to its place if the block raises; one that cannot be resumed stays where it is."""
+        before = [(source, _place_of(source)) for by_name in self._opened.values() for source in by_name.values()]
+        try:
+            yield
+        except BaseException:
+            for source, state in before:
+                now = _place_of(source)
+                if any(now[key] != state[key] for key in ("pass", "place") if key in state):
+                    source.load_state_dict(state)
+            raise
+
     def names(self, role: str) -> tuple[str, ...]:
         return tuple(self._given[role])
 
@@ -100,3 +114,11 @@ class ProbeSources:
         for role, name in sorted(keys, key=lambda key: hasattr(self._given[key[0]][key[1]], "load_state_dict")):
             opened[role][name].load_state_dict(state[role][name])
         self._seed, self._opened = seed, opened
+
+
+def _place_of(source: Source) -> dict[str, Any]:
+    """Returns the state of a source; empty if it has none."""
+    try:
+        return source.state_dict()
+    except ValueError:
+        return {}

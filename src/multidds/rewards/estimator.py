@@ -82,6 +82,7 @@ class Estimator:
     ) -> None:
         self._names = tuple(names)
         self._prober = prober
+        self._sources = sources
         self._measurement = measurement
         self._part = part
         self.dev = DevBatches("Balancer", prober, sources)
@@ -89,8 +90,11 @@ class Estimator:
         self._last_losses: dict[str, float] = {}  # of dev sets, if a part is probed and the priority ranks by losses
 
     def estimate(self, agreed: Mapping[str, Any]) -> Estimate:
-        """Makes one round of probes. agreed: values that must be equal on all ranks; a mismatch is an error."""
-        with self._prober.invisible():
+        """Makes one round of probes; if it raises, the next one is the same.
+
+        agreed: values that must be equal on all ranks; a mismatch is an error.
+        """
+        with self._prober.invisible(), self._sources.put_back_on_error():
             total = self._measurement.begin()
             place = (self._prober.seed, total, self._rounds)
             own = {"datasets, or another order of them": self._names, "seeds, batches or updates": place}

@@ -4,6 +4,7 @@ Step ahead, moving averages, the table of inner products, standard errors from t
 divided among the ranks are options of one walk over the sets (`probes.sweep`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -177,6 +178,11 @@ class GradientProbes:
             errors = _errors(self._reward.formula, first, second, round_.dev_sets)
             errors, relevance = ranks.gather((errors, _relevance(first, second, whole)))[0]
         notes = [f"{what} is zero: its cosine counts as 0" for what in non_finite.zero]
+        notes += [
+            f"the loss of dev set {name!r} is not finite; its weight is 0"
+            for name, loss in losses.of_dev.items()
+            if not (math.isfinite(loss) or round_.dev_sets.get(name))
+        ]
         if direction is not None and direction.cancelled:
             notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
         return Estimate(

@@ -165,3 +165,19 @@ def test_a_full_disk_or_a_forbidden_folder_is_one_line(tiny):
     assert done.returncode == 2
     assert done.stderr.startswith("multidds: /proc/run")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("more", [100_000, 1_000_000])
+def test_too_little_memory_is_one_line(tiny, more):
+    """A thread cannot be started, or not even the message be printed as usual."""
+    code = (
+        "import resource, sys; sys.argv = ['multidds', 'evaluate', 'runs/tiny']\n"
+        "import multidds.nmt.evaluation.evaluate\nfrom multidds.nmt.commands.cli import main\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        f"limit = pages * resource.getpagesize() + {more}\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tiny, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "out of memory" in done.stderr

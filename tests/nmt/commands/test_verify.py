@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -106,6 +107,32 @@ def test_verify_reads_everything_and_names_what_is_damaged(run, corpus):
     assert multidds("verify", run / "nothing", cwd=corpus, check=False).stderr.endswith("there is no such folder.\n")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_verify_goes_on_opens_no_pipes_and_names_loops(run, corpus):
+    special = ["scores.json", "best.safetensors", "records.jsonl", "hypotheses/mirror-base.txt", "export/model.bin"]
+    for name in special:
+        (run / name).unlink()
+    os.mkfifo(run / "best.safetensors")
+    os.mkfifo(run / "records.jsonl")
+    os.mkfifo(run / "export" / "model.bin")
+    (run / "scores.json").symlink_to("scores.json")
+    write_checksummed(run / "vocabulary" / "vocabulary.json", {"other": 1})
+    (run.parent / "a").symlink_to("b")
+    (run.parent / "b").symlink_to("a")
+    (run.parent / "c").mkdir()
+    (run.parent / "c" / "up").symlink_to("..")
+    done = multidds("verify", run.parent, cwd=corpus, check=False, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "checkpoints: 3 whole" in done.stdout
+    for name in ("best.safetensors", "records.jsonl", "model.bin"):
+        assert re.search(rf"{name}: is not a regular file", done.stdout), name
+    assert re.search(r"scores.json: cannot be read: .*symbolic links", done.stdout)
+    assert re.search(r"vocabulary.json: is of another run", done.stdout)
+    for name in ("a", "b", "c/up"):
+        assert f"{run.parent / name}: is a link that leads back to itself" in done.stdout
+    assert done.stdout.endswith("damaged: 8\n")
+
+
 def test_verify_knows_prepared_data_and_corpora(evaluated, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(corpus)
     prepare(evaluated[1], processes=1)
@@ -201,7 +228,7 @@ def test_a_full_disk_is_one_line_for_prepare(corpus, tmp_path):
         overrides = ("--processes", "1", "--set", f"data.folder={tmp_path}/disk/out")
         done = multidds("prepare", ROOT / "recipes" / "tiny.toml", *overrides, cwd=corpus, check=False)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "No space left on device" in done.stderr
+        assert re.search(r"^multidds: \S*/disk/out\S*: No space left on device$", done.stderr.strip())
         assert [path.name for path in (tmp_path / "disk").iterdir()] == ["out.partial"]  # to go on with
         subprocess.run(["mount", "-o", "remount,size=10m", str(tmp_path / "disk")], check=True)
         multidds("prepare", ROOT / "recipes" / "tiny.toml", *overrides, cwd=corpus)

@@ -13,7 +13,7 @@ from made_runs import make_run, read_lines
 from odd_names import NAMES
 from toy_runs import SMALL
 
-from multidds.nmt.common.escaping import drawable, file_name, latex, printable
+from multidds.nmt.common.escaping import csv_text, drawable, file_name, latex, printable, text_of_csv
 from multidds.nmt.config.config import load_config
 from multidds.nmt.report import report
 
@@ -31,6 +31,13 @@ def test_a_file_name_is_plain_and_can_be_read_back(name):
     assert len(file) <= 120
     assert not file.endswith(".")
     assert ("~" in file) or read_back(file) == name
+
+
+@given(st.text(st.sampled_from("=+-@'\t\ra1 "), max_size=5))
+def test_a_cell_of_csv_is_no_formula_and_can_be_read_back(name):
+    assert text_of_csv(csv_text(name)) == name
+    assert len(name) < 2 or csv_text(name)[0] not in "=+-@\t\r"
+    assert text_of_csv("-1.5") == "-1.5"
 
 
 @pytest.mark.parametrize("name", NAMES)

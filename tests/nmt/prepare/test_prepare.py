@@ -438,6 +438,28 @@ def test_an_interrupted_call_leaves_nothing_half_written(corpus, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.004, 0.03, 0.06, 0.1, 0.2])
+def test_ctrl_c_while_workers_start_prints_one_line(corpus, tmp_path, delay):
+    (tmp_path / "data").symlink_to(corpus / "data")
+    arguments = ["prepare", ROOT / "recipes" / "tiny.toml", "--set", f"data.folder={tmp_path}/out", "--processes", "3"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multidds", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=interruptible,
+        text=True,
+    )
+    while not workers_of(process.pid) and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate()[0] == "multidds: stopped.\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_a_call_whose_workers_are_busy(tmp_path):
     table = recipe(tmp_path, vocabulary={"size": 40})
     for path in tmp_path.glob("*.train.*"):  # few different lines: sentencepiece takes many minutes

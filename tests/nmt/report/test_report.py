@@ -18,6 +18,7 @@ from multidds import Update
 from multidds.history import save_history
 from multidds.nmt.commands import cli
 from multidds.nmt.common.errors import UserError
+from multidds.nmt.common.escaping import text_of_csv
 from multidds.nmt.config.config import MixtureSettings
 from multidds.nmt.evaluation.significance import compare
 from multidds.nmt.report import as_latex, report, tables
@@ -39,7 +40,8 @@ def one_setting(folders):
 def settings_table(title, made):
     """A table of a finished report, read back from its CSV file."""
     with (made / "tables" / f"{title}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        columns, *rows = [list(map(text_of_csv, row)) for row in csv.reader(file)]
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 @pytest.fixture(scope="session")
@@ -122,8 +124,18 @@ def test_a_run_that_is_there_twice_counts_once_and_is_named(tmp_path):
         make_run(tmp_path / name, RELATED)
     setting = one_setting([tmp_path])
     assert [run.folder.name for run in setting.runs] == ["a"]
-    assert "b repeats another run's method and seed" in tables.list_of_runs([setting]).notes[0]
+    note = tables.list_of_runs([setting]).notes[0]
+    assert re.search(r"b repeats the method and seed of .*a, which stands", note)
     assert one_setting([tmp_path / "a", tmp_path / "a", tmp_path]).repeated[0].folder.name == "b"
+
+
+def test_of_two_runs_alike_the_finished_one_stays(tmp_path):
+    for name, finished in (("a", ""), ("b", "60 steps"), ("c", "60 steps")):
+        make_run(tmp_path / name, RELATED, finished=finished)
+    setting = one_setting([tmp_path])
+    assert [run.folder.name for run in setting.runs] == ["b"]
+    assert [run.folder.name for run in setting.repeated] == ["a", "c"]
+    assert re.search(r"a repeats .*b, which is finished and stands", tables.list_of_runs([setting]).notes[0])
 
 
 def test_settings_of_the_same_name_with_other_pairs_are_not_compared(tmp_path):
@@ -385,6 +397,17 @@ def test_text_of_a_config_is_escaped_everywhere(tmp_path, monkeypatch, capsys):
         body = "\n".join(line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("%"))
         assert "\\input{x}" not in body
     assert all(re.fullmatch(r"[\w.=-]+", path.name) for path in (tmp_path / "out").rglob("*"))
+
+
+def test_text_of_a_config_is_no_formula_in_csv(tmp_path):
+    setting = "=HYPERLINK(1)"
+    make_run(tmp_path / "a", RELATED[:2], setting)
+    make_run(tmp_path / "b", RELATED[:2], setting, method="multidds-s")
+    report([tmp_path], tmp_path / "out")
+    content = [path.read_text(encoding="utf-8") for path in (tmp_path / "out" / "tables").glob("*.csv")]
+    assert any("'=HYPERLINK" in text for text in content)
+    assert not any(re.search(r"(^|,|\n)\"?=", text) for text in content)
+    assert {row["setting"] for row in settings_table("runs", tmp_path / "out")} == {setting}
 
 
 def test_latex_is_escaped_and_marked():

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toys import batches, loss, mlp
 
 from multidds import Balancer, Mixture
+from multidds.history import moments_of
 from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.runs.record_files import FILE, Follower, Records, read_records, record_line
@@ -45,9 +46,11 @@ def made_update(names):
 
 
 def test_records_are_read_as_they_were_written(tmp_path):
-    records = [Started(step=0, mixture={"中\n文": 1.0}), STEP, made_update(NAMES)[1]]
+    records = [Started(step=0, mixture={"中\n文 \u2028 \u2029 \x85": 1.0}), STEP, made_update(NAMES)[1]]
     written(tmp_path, *records)
     assert read_records(tmp_path) == records
+    assert (tmp_path / FILE).read_bytes().isascii()
+    assert moments_of(tmp_path)[0].mixture == records[0].mixture
 
 
 def test_numbers_that_are_not_finite_are_read_back(tmp_path):
@@ -147,6 +150,19 @@ def test_records_that_end_before_their_checkpoint_are_damaged(tmp_path):
         with pytest.raises(DamagedError, match=message):
             Records(tmp_path, end, 3)
     assert (tmp_path / FILE).read_bytes() == b""  # what is there was not touched
+
+
+def test_lost_records_are_noticed_although_the_checkpoint_is_damaged_too(tmp_path):
+    end = written(tmp_path, STEP, STEP)
+    path = tmp_path / "checkpoints" / "step-00000003.safetensors"
+    checkpoints.write(path, {"x": torch.zeros(3)}, {"records": end})
+    path.write_bytes(path.read_bytes()[:50])
+    content = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(content[: content.index(b"\n") + 1])
+    with pytest.raises(DamagedError, match=r"records.jsonl: may have lost .*step-00000003.safetensors: is damaged"):
+        read_records(tmp_path)
+    write_records(tmp_path, [some_record("validation", 3, finished="3 steps")])
+    assert len(read_records(tmp_path)) == 1  # the end of the run is there, so nothing is missing
 
 
 @given(st.integers(0, 400), st.integers(0, 400))

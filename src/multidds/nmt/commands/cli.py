@@ -1,5 +1,6 @@
 """The commands, one screen each. A user's mistake is one line and exit code 2; heavy imports wait for their command."""
 
+import re
 import shlex
 import sys
 import traceback
@@ -36,6 +37,8 @@ Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in rec
 Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 Threads = Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")]
+# What torch, threading and CTranslate2 say, in this order.
+_NO_MEMORY = re.compile("memory|can't start new thread|Resource temporarily unavailable", re.IGNORECASE)
 _HISTORIES = "of runs, Trainer checkpoints, Lightning logs or saved histories"
 
 
@@ -67,7 +70,10 @@ def main() -> None:
 
 
 def _notice(text: str) -> None:
-    say(text, err)
+    try:
+        say(text, err)
+    except MemoryError:  # rich imports more for some texts
+        print(text, file=sys.stderr)
 
 
 def _is_interrupt(ended: SystemExit) -> bool:
@@ -90,7 +96,7 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
         return f"multidds: {where}{error.strerror or error}", 2
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error).lower()):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
         return "multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.", 2
     return None
 

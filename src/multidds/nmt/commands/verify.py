@@ -3,6 +3,7 @@
 Reads every byte once, by the readers that the other commands use, and changes nothing. Does not import torch.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,8 +39,10 @@ class Verified:
         """Calls a reader, counts, and returns its result; None if it found damage."""
         try:
             result = read()
-        except UserError as error:
-            self.damage.setdefault(kind, []).append(str(error))
+        except (UserError, OSError, ValueError, LookupError, TypeError) as error:  # it goes on with the next file
+            known = isinstance(error, UserError | OSError)
+            message = str(error) if known else f"{self.folder}: {kind}: cannot be read ({error!r})."
+            self.damage.setdefault(kind, []).append(message)
             return None
         self.whole[kind] = self.whole.get(kind, 0) + 1
         return result
@@ -68,7 +71,10 @@ def verify(folder: Path) -> list[Verified]:
 
 
 def _verified(folder: Path) -> Iterator[Verified]:
-    names = {path.name for path in folder.iterdir()}
+    here = Verified(folder)
+    names = {path.name for path in here.check("folder", lambda: sorted(folder.iterdir())) or []}
+    if here.damage:
+        yield here
     if {"config.json", RECORDS} & names:
         yield _run(folder)
     elif PREPARED in names:
@@ -76,9 +82,20 @@ def _verified(folder: Path) -> Iterator[Verified]:
     elif CORPUS in names:
         yield _with_manifest(folder, "corpus", read_corpus, "run 'multidds corpus catalogues' again.")
     else:
-        for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.is_symlink():
+        for inner in (folder / name for name in sorted(names)):
+            if inner.is_symlink():
+                if _loops(inner):
+                    yield Verified(inner, damage={"link": [f"{inner}: is a link that leads back to itself."]})
+            elif inner.is_dir():
                 yield from _verified(inner)
+
+
+def _loops(link: Path) -> bool:
+    """Whether a link leads to itself or to a folder above it."""
+    try:
+        return link.parent.resolve().is_relative_to(link.resolve(strict=True))
+    except (OSError, RuntimeError) as error:
+        return not isinstance(error, FileNotFoundError)
 
 
 def _run(run: Path) -> Verified:
@@ -89,12 +106,12 @@ def _run(run: Path) -> Verified:
     checked.check_files("vocabulary", run / VOCABULARY, digests or {}, "copy it from the prepared data.")
     for path in checkpoints.listed(run):
         checked.check("checkpoints", partial(checkpoints.check, path))
-    scores = checked.check("scores", lambda: read_scores(run)) if (run / SCORES).exists() else None
+    scores = checked.check("scores", lambda: read_scores(run)) if os.path.lexists(run / SCORES) else None
     checked.check_files("scores", run, scores["files"] if scores else {}, "run 'multidds evaluate' again.")
     best, export = run / checkpoints.BEST, run / "export"
-    if best.exists() or export.exists():
+    if os.path.lexists(best) or os.path.lexists(export):
         checked.check("best model", lambda: checkpoints.check(best))
-    if export.exists():
+    if os.path.lexists(export):
         checked.check("export", lambda: read_export(export))
     return checked
 

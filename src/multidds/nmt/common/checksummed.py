@@ -6,6 +6,7 @@ and no byte of it can change unnoticed. A manifest is one with the key "files": 
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ def read_checksummed(path: Path, remedy: str) -> dict[str, Any]:
     path: the file.
     remedy: the end of the error message if the file is damaged or missing.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         raise DamagedError(f"{path}: is missing; {remedy}")
     with readable(path):
         content = path.read_bytes()
@@ -54,7 +55,7 @@ def sha256(path: Path) -> str:
 
 def check_digest(path: Path, digest: str | None, remedy: str) -> None:
     """Raises a DamagedError with the remedy if a file is missing or has another SHA-256."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise DamagedError(f"{path}: is missing; {remedy}")
     if sha256(path) != digest:
         raise DamagedError(f"{path}: is damaged (its checksum does not fit); {remedy}")

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 _MAX_CHARACTERS = 120  # of a file name before its endings; file systems take 255 bytes
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # no files on Windows, with any ending
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of formulas
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -52,6 +53,25 @@ def drawable(text: str) -> str:
     text = printable(text)
     text = text if len(text) <= 48 else f"{text[:30]} ... {text[-12:]}"
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def csv_text(text: str) -> str:
+    """Returns text for a cell of a CSV file: a spreadsheet would take it for a formula if it began with one of =+-@.
+
+    >>> csv_text("=1+1"), text_of_csv(csv_text("=1+1"))
+    ("'=1+1", '=1+1')
+    """
+    return f"'{text}" if _is_formula(text) else text
+
+
+def text_of_csv(cell: str) -> str:
+    """Returns the text of a cell that `csv_text` made; a number is returned as it is."""
+    return cell[1:] if cell.startswith("'") and _is_formula(cell) else cell
+
+
+def _is_formula(text: str) -> bool:
+    unquoted = text.lstrip("'")
+    return unquoted[:1] in _FORMULA and len(unquoted) > 1  # '-' alone is a number that is missing
 
 
 def latex(text: str) -> str:

@@ -7,10 +7,11 @@ content or the new one; after an error, a full disk included, nothing is left of
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import UserError
+from .errors import DamagedError, UserError
 
 PARTIAL = ".partial"
 LOCK = ".lock"
@@ -18,18 +19,32 @@ _OLD = ".old"
 
 
 @contextlib.contextmanager
-def readable(path: Path, what: str = "file") -> Iterator[None]:
+def readable(path: Path, what: str = "file", regular: bool = True) -> Iterator[None]:
     """Turns an error of the block that reads a file into one line about that file.
 
     path: the file.
     what: a word for it, for the case that it does not exist.
+    regular: whether pipes and devices, which may have no end, are refused.
     """
     try:
+        if regular and not stat.S_ISREG(path.stat().st_mode):
+            raise DamagedError(f"{path}: is not a regular file.")
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such {what}.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Adds a path to an error of the block that names none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -43,8 +58,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     partial = path.with_name(path.name + PARTIAL)
     try:
-        yield partial
-        move_into_place(partial, path)
+        with named_errors(path):
+            yield partial
+            move_into_place(partial, path)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -58,9 +74,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     make_folder(path.parent)
     try:
-        partial.mkdir()
-        yield partial
-        _replace(partial, path)
+        with named_errors(path):
+            partial.mkdir()
+            yield partial
+            _replace(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -83,7 +100,8 @@ def resumed_folder(path: Path, purpose: str) -> Iterator[Path]:
         make_folder(partial)
         write_whole(stamp, purpose)
     try:
-        yield partial
+        with named_errors(partial):
+            yield partial
     except UserError:
         shutil.rmtree(partial, ignore_errors=True)
         raise

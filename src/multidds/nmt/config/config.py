@@ -5,6 +5,7 @@ Every key has a comment in a recipe: the recipes are the manual. Does not import
 
 import difflib
 import math
+import os
 import re
 import reprlib
 import tomllib
@@ -341,7 +342,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give {what}, a .toml file.")
     try:
-        with readable(path):
+        with readable(path, regular=False):
             return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also bytes that are no text, and numbers of thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}.") from None
@@ -357,7 +358,7 @@ def parse_config(table: dict[str, Any], where: str) -> Config:
 def read_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     """Reads config.json of a run: (its config, all facts)."""
     path = folder / "config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise UserError(f"{folder}: is not a run (there is no config.json).")
     facts = read_checksummed(path, "restore it from a copy, or train again in another folder.")
     return parse_config(facts.get("config", {}), str(path)), facts

@@ -69,7 +69,7 @@ def evaluate(
             for key in signatures
         }
         scores = {"pairs": pairs, "average": averages, "signatures": signatures, **made_for}
-        scores |= {"seed": config.train.seed, "files": files}
+        scores |= {"run": facts.get("run"), "seed": config.train.seed, "files": files}
         write_checksummed(run / FILE, scores)
     return scores
 

@@ -15,6 +15,7 @@ from ..common.files import LOCK, locked, whole_folder
 from ..config.config import VOCABULARY, Config, read_run
 from ..prepare.vocabulary import SPECIALS, load_model, load_vocabulary, model_file, model_of, models_of, tag_of
 from ..runs import checkpoints
+from ..runs.identity import check_owner
 
 STAMP = "multidds.json"
 _REMEDY = "'multidds evaluate' and 'translate' make it again."
@@ -27,7 +28,7 @@ def export(run: Path, notice: Notice = lambda text: None) -> Path:
 
     notice: called with a line if the folder is damaged; it is then made again.
     """
-    config, _ = read_run(run)
+    config, facts = read_run(run)
     best, folder = run / checkpoints.BEST, run / "export"
     if not best.exists():
         raise UserError(f"{run}: has no trained model yet; the first is written after the first epoch.")
@@ -44,6 +45,7 @@ def export(run: Path, notice: Notice = lambda text: None) -> Path:
                 shutil.copy(run / VOCABULARY / model_file(name), partial)
             (partial / "README.md").write_text(_readme(config, run.name, state), encoding="utf-8")
             stamp = {
+                "run": facts.get("run"),
                 "checkpoint": state,
                 "checksum of the checkpoint": checkpoints.noted_checksum(best),
                 "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
@@ -56,6 +58,7 @@ def read_export(folder: Path) -> dict[str, Any]:
     """Returns the stamp of an exported folder, with the digests of its files; a DamagedError if one of them differs."""
     stamp = read_checksummed(folder / STAMP, _REMEDY)
     check_files(folder, stamp, _REMEDY)
+    check_owner(folder / STAMP, stamp.get("run"), folder.parent, _REMEDY)
     return stamp
 
 

@@ -4,12 +4,14 @@
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from ..common.checksummed import check_digest, read_checksummed
 from ..common.errors import UserError
 from ..common.escaping import file_name
+from ..runs.identity import check_owner
 
 FILE = "scores.json"
 _REMEDY = "run 'multidds evaluate' again."
@@ -17,7 +19,11 @@ _REMEDY = "run 'multidds evaluate' again."
 
 def read_scores(run: Path) -> dict[str, Any] | None:
     """Returns the scores of a run; None if it was not evaluated."""
-    return read_checksummed(run / FILE, _REMEDY) if (run / FILE).exists() else None
+    if not os.path.lexists(run / FILE):
+        return None
+    scores = read_checksummed(run / FILE, _REMEDY)
+    check_owner(run / FILE, scores.get("run"), run, _REMEDY)
+    return scores
 
 
 def check_texts(run: Path, scores: dict[str, Any]) -> None:

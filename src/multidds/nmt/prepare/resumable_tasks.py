@@ -93,7 +93,8 @@ def finish(
             facts[name] = result
             say(name)
         else:
-            futures[pool.submit(place.run, name, task)] = name
+            with _interrupts_held():
+                futures[pool.submit(place.run, name, task)] = name
     try:
         for future in as_completed(futures):
             facts[futures[future]] = future.result()
@@ -101,6 +102,24 @@ def finish(
     except BrokenProcessPool:
         raise DeadWorkerError from None
     return facts
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends. Processes that start in it never get it, not even while they import."""
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield  # Windows, or a thread that gets no signals
+        return
+    came: list[bool] = []
+    handler = signal.signal(signal.SIGINT, lambda *_: came.append(True))  # another thread may get it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for the processes that start
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def start_worker() -> None:

@@ -6,7 +6,7 @@ Imports sentencepiece only if a model is read, and no torch.
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..common.checksummed import checksummed, read_checksummed, sha256
 from ..common.errors import DamagedError, UserError
@@ -98,11 +98,23 @@ def write_vocabulary(folder: Path, tokens: Mapping[str, Sequence[str]], models: 
 
 def load_vocabulary(folder: Path) -> dict[str, list[str]]:
     """Returns {"source" and "target": tokens by number}."""
-    tokens: dict[str, list[str]] = read_checksummed(folder / FILE, _REMEDY)["tokens"]
+    tokens: dict[str, list[str]] = _read(folder)["tokens"]
     return tokens
 
 
 def model_digests(folder: Path) -> dict[str, str]:
     """Returns the digests of the sentencepiece models beside vocabulary.json, by file."""
-    digests: dict[str, str] = read_checksummed(folder / FILE, _REMEDY)["models"]
+    digests: dict[str, str] = _read(folder)["models"]
     return digests
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Reads vocabulary.json. In a run it must be the one whose digest is in config.json."""
+    facts = read_checksummed(folder / FILE, _REMEDY)
+    try:
+        digest = read_run(folder.parent)[1].get("vocabulary") if folder.name == VOCABULARY else None
+    except UserError:
+        digest = None  # no run, or its config is damaged, as others report
+    if digest is not None and sha256(folder / FILE) != digest:
+        raise DamagedError(f"{folder / FILE}: is of another run or other data; {_REMEDY}")
+    return facts

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from multidds.history import plot
 
 from ..common.errors import UserError
-from ..common.escaping import file_name, latex, printable
+from ..common.escaping import csv_text, file_name, latex, printable
 from ..common.files import LOCK, locked, write_whole
 from ..evaluation.scores import scores_of_both
 from . import tables
@@ -206,12 +206,12 @@ def _comparison() -> tables.Compare:
 
 
 def as_csv(table: ReportTable) -> str:
-    """Returns numbers in full, without marks, for programs."""
+    """Returns numbers in full, without marks, for programs; `text_of_csv` reads a cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(table.columns.values())
+    writer.writerow(map(csv_text, table.columns.values()))
     for row in table.rows:
-        writer.writerow([cell.text if cell.number is None else repr(cell.number) for cell in row.values()])
+        writer.writerow([csv_text(cell.text) if cell.number is None else repr(cell.number) for cell in row.values()])
     return file.getvalue()
 
 

@@ -340,7 +340,9 @@ def settings_of(runs: list[Run]) -> list[Setting]:
         for run in members:
             run.weights = own[0] if alike else dict.fromkeys(pairs, 1.0)
         kept: dict[tuple[str, int], Run] = {}
-        repeated = [run for run in members if kept.setdefault((run.label, run.seed), run) is not run]
+        for run in sorted(members, key=lambda run: not run.finished):  # of two alike the finished one, or the first
+            kept.setdefault((run.label, run.seed), run)
+        repeated = [run for run in members if kept[run.label, run.seed] is not run]
         name = name if counts[name] == 1 else f"{name} ({len(pairs)} pairs from {pairs[0]})"
         settings.append(Setting(name, list(kept.values()), repeated))
     return settings

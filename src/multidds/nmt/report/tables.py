@@ -310,10 +310,13 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
                     "chrF": number(run.mean("chrf")),
                 }
             )
-        table.notes += [
-            f"{run.folder} repeats another run's method and seed and is left out of the other tables."
-            for run in setting.repeated
-        ]
+        for run in setting.repeated:
+            kept = next(other for other in setting.of(run.label) if other.seed == run.seed)
+            why = "is finished and " if kept.finished and not run.finished else ""
+            table.notes.append(
+                f"{run.folder} repeats the method and seed of {kept.folder}, which {why}stands for both in the other "
+                "tables."
+            )
     table.notes += _signatures([run for setting in settings for run in setting.runs], ("bleu", "chrf"))
     return table
 

@@ -1,12 +1,11 @@
 """Checkpoints as safetensors files: tensors and one JSON text, no pickle.
 
-The metadata holds a SHA-256 of the JSON text and of all tensors with their names, types and shapes; a file is read only
-if it fits. Files can be checked, and read as numpy arrays, without torch.
+The metadata holds the identity of the run and a SHA-256 of everything else; a file is read only if both fit. Equal
+contents are equal bytes. Files can be checked, and read as numpy arrays, without torch.
 """
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +17,9 @@ import numpy as np
 
 from ..common.errors import DamagedError, UserError
 from ..common.files import PARTIAL, readable, whole_file
+from .identity import check_owner, identity_of
 
-FORMAT = "multidds-3"
+FORMAT = "multidds-4"
 BEST = "best.safetensors"
 _FOLDER = "checkpoints"
 _REMEDY = "restore it from a copy, or train again in another folder."
@@ -32,28 +32,49 @@ def write(path: Path, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> N
     tensors: of torch, by name.
     state: anything that fits into JSON.
     """
-    from safetensors.numpy import save_file
-
-    run = path.parent.parent if path.parent.name == _FOLDER else path.parent
+    run = _run_of(path)
     if not run.is_dir():  # on a network, perhaps; a new folder with this alone would be no run
         raise UserError(f"{run}: the folder is gone; the run goes on from its last checkpoint when it is there again.")
     arrays = {name: np.asarray(tensor.detach().cpu(), order="C") for name, tensor in tensors.items()}
-    text = json.dumps(state)
-    metadata = {"format": FORMAT, "state": text, "checksum": _digest(arrays, text)}
+    metadata = {"format": FORMAT, "run": identity_of(run) or "", "state": json.dumps(state)}
+    metadata["checksum"] = _digest(arrays, metadata)
     try:
-        with whole_file(path) as partial:
-            save_file(arrays, partial, metadata=metadata)
-            partial.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
-    except Exception as error:  # a full disk comes as an OSError or as safetensors' own error
-        raise UserError(f"{path}: cannot be written: {error}") from None
+        with whole_file(path) as partial, partial.open("wb") as file:
+            file.write(_header(arrays, metadata))
+            for name in _order(arrays):
+                file.write(arrays[name].data)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def _digest(arrays: Mapping[str, Any], state: str) -> str:
-    hasher = hashlib.sha256(state.encode())
-    for name in sorted(arrays):
-        array = np.asarray(arrays[name])
-        hasher.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
-        hasher.update(array.data)
+def _run_of(path: Path) -> Path:
+    """Returns the folder of the run of a checkpoint."""
+    return path.parent.parent if path.parent.name == _FOLDER else path.parent
+
+
+def _order(arrays: Mapping[str, Any]) -> list[str]:
+    """Returns the names in the order of the file: the largest numbers first, so that all are aligned."""
+    return sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+
+
+def _header(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
+    """Returns the beginning of a file. That of the safetensors library has its metadata in a random order."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in _order(arrays):
+        array, start = arrays[name], end
+        end += array.nbytes
+        kind = "BOOL" if array.dtype == bool else f"{array.dtype.kind.upper()}{8 * array.itemsize}"
+        entries[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _digest(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
+    hasher = hashlib.sha256(_header(arrays, metadata))
+    for name in _order(arrays):
+        hasher.update(arrays[name].data)
     return hasher.hexdigest()
 
 
@@ -61,8 +82,14 @@ def read(path: Path, framework: str = "pt") -> tuple[dict[str, Any], dict[str, A
     """Reads (tensors, state). framework: "pt" for torch, or "numpy"."""
     with _opened(path, framework) as (file, metadata):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if _digest(tensors, metadata["state"]) != metadata["checksum"]:
+        arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
+        checksum = metadata.pop("checksum")
+        header = _header(arrays, {**metadata, "checksum": checksum})
+        with path.open("rb") as raw:
+            same = raw.read(len(header)) == header and _digest(arrays, metadata) == checksum
+        if not same:
             raise DamagedError(f"{path}: is damaged (its checksum does not fit); {_REMEDY}")
+        check_owner(path, metadata["run"], _run_of(path), _REMEDY)
         return tensors, json.loads(metadata["state"])
 
 
@@ -84,10 +111,11 @@ def _opened(path: Path, framework: str) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def _metadata(file: Any) -> dict[str, str]:
+    """Returns the metadata, in the order in which they were written."""
     metadata: dict[str, str] = file.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise ValueError(f"it does not say {FORMAT}")
-    return metadata
+    return {key: metadata[key] for key in ("format", "run", "state", "checksum")}
 
 
 def noted_checksum(path: Path) -> str | None:
@@ -110,12 +138,15 @@ def listed(run: Path) -> list[Path]:
 
 
 def counted_records(run: Path) -> int:
-    """Returns the bytes of records that the newest checkpoint of a run needs. Only its header is read, unchecked."""
+    """Returns the bytes of records that the newest checkpoint of a run needs; 0 if there is none.
+
+    Only its header is read, unchecked; a DamagedError if even that cannot be read.
+    """
     try:
         with _opened(listed(run)[-1], "numpy") as (_, metadata):
             return int(json.loads(metadata["state"])["records"])
-    except (IndexError, UserError, ImportError):
-        return 0  # there is none, or it is damaged, or only reports are installed
+    except (IndexError, ImportError):
+        return 0  # only reports are installed
 
 
 @dataclass(frozen=True)
@@ -153,9 +184,3 @@ def prune(run: Path, keep: int, step: int) -> None:
     kept = [path for path in paths if step_of(path) <= step][-keep:]
     for path in [*(path for path in paths if path not in kept), *(run / _FOLDER).glob(f"*{PARTIAL}")]:
         path.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..common.errors import DamagedError, UserError
-from ..common.files import make_folder, sync, take_lock
+from ..common.files import make_folder, readable, sync, take_lock
 from . import checkpoints
-from .records import ANY, AnyRecord
+from .identity import check_owner
+from .records import ANY, AnyRecord, Started, Validated
 from .tensorboard import Board
 
 FILE = "records.jsonl"
@@ -25,11 +26,11 @@ _END = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\Z')
 def record_line(content: str, before: int = 0) -> tuple[str, int]:
     """Returns the line of a record and its checksum, which the next line needs.
 
-    content: the record as a JSON object that is not empty.
+    content: the record as a JSON object that is not empty, in ASCII.
     before: the checksum of the line before; by default this is the first.
     """
     body = content.removesuffix("}")
-    checksum = zlib.crc32(body.encode("utf-8", "surrogatepass"), before)
+    checksum = zlib.crc32(body.encode("ascii"), before)
     return f'{body}, "checksum": "{checksum:08x}"}}\n', checksum
 
 
@@ -49,7 +50,7 @@ class _Chain:
         if int(end[1], 16) != checksum:
             raise ValueError("is damaged, or a line before it is missing (its checksum does not fit)")
         try:
-            record = ANY.validate_python(json.loads(line[: end.start()].decode("utf-8", "surrogatepass") + "}"))
+            record = ANY.validate_python(json.loads(line[: end.start()] + b"}"))
         except (ValueError, RecursionError):
             raise ValueError("is not a record") from None
         self.checksum = checksum
@@ -63,32 +64,43 @@ class _Chain:
                 records.append(self.read(line))
             except ValueError as error:
                 raise DamagedError(f"{path}:{number}: {error}.") from None
+        if records and isinstance(records[0], Started):
+            check_owner(path, records[0].run, path.parent, "restore it from a copy.")
         return records
 
 
 def read_records(run: Path) -> list[AnyRecord]:
     """Reads the records of a run. A line that is still being written is left out."""
-    needed = checkpoints.counted_records(run)  # before the records: the run may be under way
-    path = run / FILE
-    if not path.exists():
+    path, needed, unreadable = run / FILE, 0, None
+    try:
+        needed = checkpoints.counted_records(run)  # before the records: the run may be under way
+    except DamagedError as error:
+        unreadable = error
+    except UserError:
+        pass  # it has just given way to a newer one
+    if not os.path.lexists(path):
         raise UserError(f"{run}: is not a run (there is no {FILE}).")
-    content = path.read_bytes()
+    with readable(path):
+        content = path.read_bytes()
     whole, newline, torn = content.rpartition(b"\n")
+    records = _Chain().read_all(path, whole.split(b"\n") if newline else [])
     if len(whole + newline) < needed:
         checkpoints.check(checkpoints.listed(run)[-1])  # or is that damaged?
         raise _cut_short(path, needed, len(content))
     if _END.search(torn[:-1]):
         raise DamagedError(f"{path}: is damaged (its last line has another end than a newline).")
-    return _Chain().read_all(path, whole.split(b"\n") if newline else [])
+    if unreadable is not None and not any(isinstance(record, Validated) and record.finished for record in records[-2:]):
+        raise DamagedError(f"{path}: may have lost its last lines, which only a checkpoint can say: {unreadable}")
+    return records
 
 
 def check_records(run: Path, size: int) -> int:
     """Raises a DamagedError unless the first `size` bytes of the records are whole lines. Returns their checksum."""
     path, chain = run / FILE, _Chain()
     content = path.read_bytes()[:size] if size and path.exists() else b""
+    chain.read_all(path, content.split(b"\n")[:-1])
     if len(content) < size or (size and not content.endswith(b"\n")):
         raise _cut_short(path, size, len(content))
-    chain.read_all(path, content.split(b"\n")[:-1])
     return chain.checksum
 
 
@@ -154,7 +166,7 @@ class Records:
         path.touch()
         sync(folder)
         # A line at a time: 'multidds experiment' reads along.
-        self._file = path.open("r+", buffering=1, encoding="utf-8", errors="surrogatepass", newline="\n")
+        self._file = path.open("r+", buffering=1, encoding="ascii", newline="\n")
         try:
             take_lock(self._file.fileno(), _refusal(folder))
             self._checksum = check_records(folder, offset)
@@ -166,7 +178,7 @@ class Records:
             raise
 
     def write(self, record: AnyRecord) -> None:
-        line, self._checksum = record_line(json.dumps(record.model_dump(), ensure_ascii=False), self._checksum)
+        line, self._checksum = record_line(json.dumps(record.model_dump()), self._checksum)
         self._file.write(line)
         self._board.write(record)
 

@@ -23,6 +23,7 @@ class Record(BaseModel):
 class Started(Record):
     kind: Literal["start"] = "start"
     mixture: Numbers
+    run: str | None = None  # its identity
 
 
 class Stepped(Record):

@@ -7,13 +7,14 @@ import shutil
 from importlib.metadata import version
 from pathlib import Path
 
-from ..common.checksummed import write_checksummed
+from ..common.checksummed import sha256, write_checksummed
 from ..common.errors import DamagedError, UserError
 from ..common.files import PARTIAL, whole_folder
 from ..config.config import VOCABULARY, Config, read_run
 from ..config.config_diff import forbidden_changes
 from ..prepare import Prepared
 from . import checkpoints
+from .identity import identity_of, new_identity
 from .record_files import FILE, Follower, Records, check_records
 from .records import Validated
 
@@ -80,11 +81,14 @@ def _write_config(config: Config, folder: Path, prepared: Prepared) -> None:
         with whole_folder(folder / VOCABULARY) as copy:  # so that a run can translate without its data
             for path in [theirs, *prepared.folder.glob("*.spm.model")]:
                 shutil.copy(path, copy)
+    there = (folder / "config.json").exists()  # a run keeps its identity when it is resumed
     facts = {
+        "run": identity_of(folder) if there else new_identity(config, prepared),
         "config": json.loads(config.model_dump_json()),
         "data": prepared.fingerprint,
         "direction": prepared.manifest["direction"],
         "pairs": prepared.manifest["pairs"],  # how much there is of each, for reports
+        "vocabulary": sha256(ours),
         "versions": {"python": platform.python_version(), "torch": version("torch")},
     }
     write_checksummed(folder / "config.json", facts)

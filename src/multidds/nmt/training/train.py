@@ -30,6 +30,7 @@ from ..noisy_pairs import NoisyPairs
 from ..prepare import Prepared
 from ..runs import checkpoints
 from ..runs.earlier_run import earlier_run
+from ..runs.identity import identity_of
 from ..runs.record_files import check_free
 from ..runs.records import AnyRecord, Started, Stepped, Validated
 from ..runs.run_folder import check_beside, check_run_folder, open_run
@@ -139,7 +140,7 @@ class Training:
         writes = self.processes.rank == 0
         self.records = open_run(config, folder, prepared, offset, self.progress.step) if writes else None
         if found is None:
-            self._record(Started(step=0, mixture=self.mixture.probabilities))
+            self._record(Started(step=0, mixture=self.mixture.probabilities, run=identity_of(folder)))
 
     def first_lines(self) -> list[str]:
         """Returns messages about the resumed checkpoint and those that could not be used, and the start line."""
