@@ -97,13 +97,18 @@ def tensors(run):
     return checkpoints.read(checkpoints.listed(run)[-1])[0]
 
 
+def without_identity(facts):
+    """Runs that ended alike may have begun with other lengths, which their identities keep."""
+    return [{key: value for key, value in one.items() if key != "run"} for one in facts]
+
+
 def same_runs(a, b):
     one, two = tensors(a), tensors(b)
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert records(a) == records(b)
+    assert without_identity(records(a)) == without_identity(records(b))
     best = [checkpoints.read(run / "best.safetensors") for run in (a, b)]
-    assert best[0][1] == best[1][1]
+    assert without_identity([best[0][1]]) == without_identity([best[1][1]])
     assert all(torch.equal(best[0][0][name], best[1][0][name]) for name in best[0][0])
 
 

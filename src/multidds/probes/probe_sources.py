@@ -44,8 +44,8 @@ class ProbeSources:
     def batch_size(self) -> float | None:
         """The mean number of examples of the probe batches of a set; None if a source does not say."""
         given = [source for by_name in self._given.values() for source in by_name.values()]
-        sizes = [getattr(source, "batch_size", None) for source in given]
-        return sum(sizes) / len(sizes) if all(isinstance(size, int) for size in sizes) else None
+        sizes = [size for source in given if isinstance(size := getattr(source, "batch_size", None), int)]
+        return sum(sizes) / len(sizes) if len(sizes) == len(given) else None
 
     def mixing(self, role: str) -> tuple[int, Callable[[list[Any]], Any]]:
         """Returns (examples of a batch, collate function) for batches that mix the sets of a role."""

@@ -247,6 +247,7 @@ def test_the_code_of_the_page_gives_the_same_and_replays_it(tmp_path):
     exec(out, names)
     run = make_run(tmp_path / "run", tuple(names["sizes"]), updates=0, scored=False)
     records = [some_record("update" if step else "start", step, mixture=p) for step, p in names["history"]]
+    records[0]["run"] = read_lines(run)[0]["run"]
     records.append(some_record("step", 25))
     write_records(run, records)
     average = average_mixture(run)

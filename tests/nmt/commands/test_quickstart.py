@@ -49,13 +49,13 @@ def test_the_demo_ends_with_the_table_the_page_and_an_invitation(demo, place):
     for pair in ("aze-eng", "tur-eng", "bel-eng", "rus-eng", "average"):
         assert pair in last
     assert "runs/demo-tiny/report/report.html" in last
-    assert "multidds translate runs/demo-tiny/catalogues-m2o/learned/seed-1 --from tur" in last
+    assert "multidds translate runs/demo-tiny/untranslated/learned/seed-1 --from tur" in last
     assert (place / "runs/demo-tiny/report/report.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_a_second_call_of_the_demo_uses_what_is_there(demo, place):
-    kept = {path: path.stat().st_mtime_ns for part in ("data", "runs/demo-tiny/catalogues-m2o")
+    kept = {path: path.stat().st_mtime_ns for part in ("data", "runs/demo-tiny/untranslated")
             for path in (place / part).rglob("*") if path.is_file()}  # fmt: skip
     again = run("make demo", place)
     assert again[again.index("BLEU per language pair") :] == demo[demo.index("BLEU per language pair") :]

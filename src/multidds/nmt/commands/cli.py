@@ -330,9 +330,7 @@ def experiment(
 
     if on not in ("local", "slurm"):
         raise UserError(f"--on {on}: must be local or slurm.")
-    wanted = load_experiment(file)
-    if folder is not None:
-        wanted = wanted.model_copy(update={"folder": folder})
+    wanted = load_experiment(file, folder)
     runs = plan(file, wanted, set_)
     jobs = [Job(run) for run in runs if only is None or fnmatchcase(run.name, only)]
     if not jobs:

@@ -69,8 +69,10 @@ class Experiment(Section):
         return self
 
 
-def load_experiment(path: Path) -> Experiment:
+def load_experiment(path: Path, folder: Path | None = None) -> Experiment:
+    """Reads an experiment. folder: for its runs, instead of the file's."""
+    given = read_toml(path, "the experiment")
     try:
-        return Experiment.model_validate(read_toml(path, "the experiment"))
+        return Experiment.model_validate(given if folder is None else {**given, "folder": folder})
     except ValidationError as error:
         raise UserError(f"{path}: {sentence(error, Experiment)}") from None
