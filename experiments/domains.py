@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import multidds
-from multidds import Balancer, Mixture, MixtureSampler, Probes, batches_of
+from multidds import Balancer, Budget, Mixture, MixtureSampler, Probes, batches_of
 from multidds.mixture import Replay
 from multidds.rewards import Cosine, FromTable, StabilizedCosine
 from multidds.rules import Scorer
@@ -51,7 +51,8 @@ PAPER: dict[str, dict[str, Any]] = {  # the paper's methods and other papers', b
     "doge": {"reward": FromTable(inner_products), "rule": Exponentiated()},
     "odm": {"reward": FromTable(training_losses, sketch=1), "rule": Exp3()},
 }
-OURS = ("learned", "shuffled")  # the default, and the same with the probes of other datasets
+# The default, with 20 updates; as many as the default budget buys; the first with the probes of other datasets.
+OURS = ("learned", "learned-in-budget", "shuffled")
 HAND = tuple(f"by-hand-{number}" for number in range(1, 7))
 METHODS = (*STATIC, "unimax", "planned", *HAND, *SCHEDULED, *PAPER, "mirror-ascent", *OURS)
 _LEFT_OUT = 1e-4  # share of what a mixture by hand leaves out
@@ -183,6 +184,8 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
         arguments |= {"rule": Exponentiated(lr=0.3, standardized=True), "probes": Probes(batches=2, average=0)}
     if config.method in OURS:
         arguments["probes"] = Probes(batches=2, average=0)
+    in_budget = config.method == "learned-in-budget"
+    probe = config.batch // 2 if in_budget else config.probe
     probed = dict(corpus.train)
     if config.method == "shuffled":  # every dataset is rewarded for what another one does
         names = sorted(probed)
@@ -192,9 +195,9 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
         mixture,
         model,
         loss,
-        train={name: batches_of(probed[name], config.probe) for name in corpus.train},
-        dev={name: batches_of(windows, config.probe) for name, windows in corpus.dev.items()},
-        every=max(1, config.steps // config.updates),
+        train={name: batches_of(probed[name], probe) for name in corpus.train},
+        dev={name: batches_of(windows, probe) for name, windows in corpus.dev.items()},
+        every=Budget() if in_budget else max(1, config.steps // config.updates),
         steps=config.steps,
         examples_per_step=config.batch,
         seed=config.seed,

@@ -1,7 +1,7 @@
 """docs/results.md from the JSON files of the study: what every mixture is worth, the default against the best rival.
 
-python experiments/results.py            # writes docs/results.md with its figure, and the table of README.md
-python experiments/results.py --check    # says whether they are up to date
+python experiments/results.py            # writes docs/results.md with its figure
+python experiments/results.py --check    # says whether it is up to date
 """
 
 import argparse
@@ -105,7 +105,7 @@ def mean(values: Sequence[float]) -> float:
 def read(folder: Path) -> list[Setting]:
     """All settings that have runs, translation first."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for path in sorted(folder.glob("*/*.json")):
+    for path in sorted([*folder.glob("study/*.json"), *folder.glob("domains/*.json")]):
         run = json.loads(path.read_text(encoding="utf-8"))
         if path.parent.name == "domains":
             setting, method, seed = (
@@ -178,19 +178,6 @@ def overall(settings: Sequence[Setting]) -> str:
     return f"{gain:+.2f} BLEU (± {around:.2f}) on average over the {len(gains)} settings of translation."
 
 
-def against_the_best(settings: Sequence[Setting]) -> str:
-    """The comparison that matters, in a sentence: the default and the best fixed mixture of each setting."""
-    compared = [(one, *one.gain(DEFAULT, one.rival())) for one in settings if DEFAULT in one.runs]
-    losses = [f"{gain:+.2f}%" for setting, gain, *_ in compared if setting.measure != "bleu"]
-    sure = sum(low > 0 or high < 0 for _, _, low, high, _ in compared)
-    return (
-        "Against the best *fixed* mixture of each setting, chosen by dev score at one training per guess "
-        "(above 0: the learned one is better): "
-        f"{overall(settings).rstrip('.')}; {' and '.join(losses)} of the loss in the settings of the language model. "
-        f"{sure or 'None'} of the {len(compared)} differences is larger than its 95% interval."
-    )
-
-
 def regrets(settings: Sequence[Setting]) -> list[str]:
     """How far every mixture is behind the best of its setting, in per cent of the test score: the price of one choice
     for all settings. Only settings that the whole field ran in, and mixtures that ran in all of those.
@@ -239,28 +226,18 @@ def page(settings: Sequence[Setting], measured: Mapping[str, Sequence[gains.Mome
     return text
 
 
-def readme(settings: Sequence[Setting], text: str) -> str:
-    """README.md with its table made anew."""
-    begin, end = "<!-- made by experiments/results.py -->\n", "<!-- end -->"
-    before, _, rest = text.partition(begin)
-    table = "\n".join(regrets(settings))
-    return before + begin + f"{table}\n\n{against_the_best(settings)}\n" + end + rest.partition(end)[2]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether docs/results.md is up to date")
     given = parser.parse_args()
     settings, measured = read(ROOT / "results"), gains.read(ROOT / "results")
-    docs, front = ROOT / "docs", ROOT / "README.md"
-    made = {docs / "results.md": page(settings, measured), front: readme(settings, front.read_text(encoding="utf-8"))}
-    for path, text in made.items():
-        if not given.check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: python experiments/results.py")
-    if not given.check:  # the same points are other bytes with another version of matplotlib
-        (docs / "gains.svg").write_text(gains.picture(measured), encoding="utf-8")
+    path, text = ROOT / "docs" / "results.md", page(settings, measured)
+    if not given.check:
+        path.write_text(text, encoding="utf-8")
+        # The same points are other bytes with another version of matplotlib.
+        path.with_name("gains.svg").write_text(gains.picture(measured), encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: python experiments/results.py")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
 EXPERIMENTS = {
     "experiments/domains.py": ["results --tiny --regime unwanted --method learned doge odm --seed 1 --steps 8"],
     "experiments/readme_picture.py": ["--folder ."],
+    "experiments/learned_results.py": ["--check"],
     "experiments/results.py": ["--check"],
 }
 ELSEWHERE = {  # which a test below calls by name

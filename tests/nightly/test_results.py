@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from statistics import correlation, fmean
 
 import bleu_counts
@@ -19,7 +20,7 @@ pytestmark = [
 
 
 RESULTS = ROOT / "results"
-FILES = sorted(RESULTS.glob("*/*.json"))
+FILES = sorted([*RESULTS.glob("study/*.json"), *RESULTS.glob("domains/*.json")])
 STATIC = {
     "proportional",
     "temperature-3",
@@ -49,6 +50,27 @@ def runs():
 
 def test_the_page_of_results_is_up_to_date():
     subprocess.run([sys.executable, ROOT / "experiments" / "results.py", "--check"], check=True)
+
+
+def test_the_table_of_the_readme_is_that_of_the_files():
+    """Counted a second time: the difference between the learned mixture and the fixed one that the row names."""
+    subprocess.run([sys.executable, ROOT / "experiments" / "learned_results.py", "--check"], check=True)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\n\| [^|]*(goal|data)[^|]* \| (\S+) \((.*?)\) \| \*\*(\S+)\*\* \| (\S+)% ± .* \| (\d) \|", text)
+    assert len(rows) == 5
+    found = defaultdict(dict)
+    for path in RESULTS.glob("learned/*.json"):
+        run = json.loads(path.read_text())
+        config = run["config"]
+        found[config["regime"], config["method"]][config["seed"]] = fmean(one["loss"] for one in run["test"].values())
+    regimes = ("goal", "goal-elsewhere", "unwanted", "under-trained", "data-limited")
+    for regime, (_, fixed, rival, learned, change, seeds) in zip(regimes, rows, strict=True):
+        ours, theirs = found[regime, "learned"], found[regime, rival.replace(" ", "-")]
+        common = ours.keys() & theirs.keys()
+        assert int(seeds) == len(common)
+        mine, other = (fmean(losses[seed] for seed in common) for losses in (ours, theirs))
+        assert (float(fixed), float(learned)) == pytest.approx((other, mine), abs=6e-4)
+        assert float(change) == pytest.approx(100 * (mine - other) / other, abs=0.06)
 
 
 def test_the_summary_of_results_is_that_of_the_files():
@@ -110,7 +132,7 @@ def test_correlations_with_measured_gains_are_those_of_the_files(path):
     assert list(map(float, shown)) == pytest.approx(expected, abs=0.006)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES, *sorted(RESULTS.glob("learned/*.json"))], ids=lambda path: path.stem)
 def test_a_file_of_results_is_whole_and_has_no_paths(path):
     text = path.read_text()
     run = json.loads(text)

@@ -11,6 +11,8 @@ from multidds.nmt.batches import Sentences
 from multidds.nmt.model.transformer import make_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.training.balancing import make_balancer
+from multidds.nmt.training.length import planned_sentences
+from multidds.nmt.training.train import Training
 
 
 def probed_sets(config, folder):
@@ -37,6 +39,21 @@ def probed_sets(config, folder):
     balancer = make_balancer(config, Mixture.uniform(names), model, loss, train, dev, "regular")
     balancer.update()
     return read
+
+
+def test_no_pair_is_planned_for_more_passes_than_its_repetition_says(corpus, monkeypatch, tmp_path):
+    """Few sentences in a long training: the plan goes up to 1 + repetition passes over what counts most."""
+    passes = []
+    for repetition in (15, 40):
+        overrides = (f"mixture.repetition={repetition}", "train.max_steps=2000", "mixture.priority={mirror-base=1}")
+        run = Training(small_config(corpus, monkeypatch, *overrides), tmp_path / str(repetition))
+        sentences = planned_sentences(run.config, run.data)
+        proportional = sentences / run.total
+        planned = run.mixture["mirror-base"] * sentences / len(run.data["mirror-base"])
+        passes.append((planned, max(1 + repetition, proportional)))
+        run.close()
+    assert all(planned <= most * (1 + 1e-6) for planned, most in passes)
+    assert passes[0] != passes[1]
 
 
 @pytest.mark.slow

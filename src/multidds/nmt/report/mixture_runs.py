@@ -122,7 +122,8 @@ class MixtureRun:
             for name, share, best in islice(self._useless(), _MOST_NAMED)
         ]
         most = max(_MOST_PASSES, self._proportional_passes())
-        often = sorted((name for name in self.passes if self.passes[name] > most), key=lambda name: -self.passes[name])
+        often = [name for name, passes in self.passes.items() if passes > most + 1]  # the plan goes up to that
+        often.sort(key=lambda name: -self.passes[name])
         if often:
             named = ", ".join(f"{name} ({self.passes[name]:.0f} times)" for name in often[:_MOST_NAMED])
             others = f" and {len(often) - _MOST_NAMED} more" if len(often) > _MOST_NAMED else ""

@@ -20,8 +20,6 @@ from ..config.config import Config, MixtureSettings
 from ..runs.records import AlignmentFacts, Updated
 from .length import DEFAULT, UPDATES, in_parts, part_budget, planned_sentences, planned_steps, probe_shape
 
-REPETITION = 15.0  # passes after which a repeated sentence pair is worth 1/e of a new one, in BLEU
-
 
 def make_balancer(
     config: Config,
@@ -104,7 +102,7 @@ def _rule(config: Config) -> Scorer | RelevancePlan:
     if settings.method in DEFAULT:
         # A prior other than the plan, or the mixture that an earlier run has learned, is kept at the start.
         plan = settings.prior == "planned" and not config.train.start_from and not in_parts(config)
-        return RelevancePlan(plan=plan, repetition=REPETITION)
+        return RelevancePlan(plan=plan, repetition=settings.repetition)
     optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     scorer = settings.scorer
     return Scorer(
