@@ -179,6 +179,18 @@ def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):
             assert regular == (record["step"] <= switched)
 
 
+def test_steps_switch_priorities_within_an_epoch(corpus, monkeypatch, tmp_path):
+    overrides = ("train.max_steps=12", "mixture.every=3", "mixture.priority=high", "mixture.switch_step=6")
+    train(small_config(corpus, monkeypatch, *overrides), tmp_path / "run", Silent())
+    updates = [record for record in records(tmp_path / "run") if record["kind"] == "update"]
+    assert {record["step"]: len(set(record["dev_weight"].values())) > 1 for record in updates} == {
+        3: False,
+        6: True,
+        9: True,
+        12: True,
+    }
+
+
 def test_a_finished_run_says_so_and_may_grow(corpus, monkeypatch, tmp_path):
     config = small_config(corpus, monkeypatch, "train.max_steps=5")
     train(config, tmp_path / "run", Silent())

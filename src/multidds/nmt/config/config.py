@@ -227,6 +227,7 @@ class MixtureSettings(Section):
     step_ahead: AtLeast0 = 0.0
     priority: str | dict[str, float] = "regular"
     switch_epoch: Count = 0
+    switch_step: Count = 0
     sketch: Count = 65536
     decay: Share = 0.9
     scorer: ScorerSettings = ScorerSettings()

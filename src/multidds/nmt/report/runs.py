@@ -30,6 +30,7 @@ _LABEL_KEYS = (
     "step_ahead",
     "priority",
     "switch_epoch",
+    "switch_step",
 )
 _MOST_PAIRS = 12  # named in a line
 _IGNORED = _ELSEWHERE | {f"mixture.{key}" for key in _LABEL_KEYS}

@@ -42,7 +42,7 @@ def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun 
 def plan_weights(config: Config) -> dict[str, float] | None:
     """Returns {language pair: weight of its dev set} for a plan; None: all the same."""
     priority = config.mixture.priority
-    if not isinstance(priority, dict) or config.mixture.switch_epoch:
+    if not isinstance(priority, dict) or config.mixture.switch_epoch or config.mixture.switch_step:
         return None
     return {name: priority.get(name, 0.0) for name in config.data.names}
 

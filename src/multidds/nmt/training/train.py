@@ -125,7 +125,7 @@ class Training:
         self.noisy_pairs = self._noisy_pairs(steps) if config.examples.method == "dds" else None
         self.stream = self.make_stream(None if self.noisy_pairs is None else self.noisy_pairs.chances)
         self.balancer = make_balancer(
-            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self.priority(epoch=0)
+            config, self.mixture, self.model, self._probe_loss, self.data, self.dev, self.priority(0, 0)
         )
         self.wrapped = self.processes.replicated(self.model, self._warm_up)
         self.progress = Progress()
@@ -285,8 +285,9 @@ class Training:
         total = sum((self.summed_loss(model, part) for part in parts), torch.zeros((), device=self.device))
         return total / sum(part.tokens for part in parts)
 
-    def priority(self, epoch: int) -> str | dict[str, float]:
-        return "regular" if epoch < self.config.mixture.switch_epoch else self.config.mixture.priority
+    def priority(self, epoch: int, step: int) -> str | dict[str, float]:
+        settings = self.config.mixture
+        return "regular" if epoch < settings.switch_epoch or step < settings.switch_step else settings.priority
 
     def steps_until_update(self) -> int:
         moving = self.balancer or self.schedule
@@ -300,6 +301,7 @@ class Training:
         """
         if self.balancer is None:
             return None
+        self.balancer.priority = self.priority(self.progress.epoch, self.progress.step)
         due = self.balancer.steps_until_update == 1 and self.config.mixture.method in ("learned", "shuffled")
         with self.at_averaged_weights() if due else contextlib.nullcontext():
             return self.balancer.step()
@@ -341,7 +343,6 @@ class Training:
         if self.balancer is not None:
             if all(math.isfinite(loss) for loss in measured.dev_loss.values()):
                 self.balancer.dev_losses = measured.dev_loss
-            self.balancer.priority = self.priority(at.epoch)
         at.finished = at.finished or self.out_of_patience()
         self._record_validation(measured, means, translated, better)
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
