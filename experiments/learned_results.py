@@ -61,12 +61,17 @@ def row(regime: str, runs: Runs) -> str:
     if by_hand is not None:
         known = f"{mean(average(run, 'test', 'loss') for run in runs[by_hand].values()):.3f} ({len(runs[by_hand])})"
     fixed = f"{mean(theirs):.3f} ({rival.replace('-', ' ')})"
-    cells = (WORDS[regime], fixed, f"**{mean(ours):.3f}**", f"{change:+.1f}% ± {around:.1f}", known, str(len(seeds)))
+    plan = f"{mean(average(runs['planned'][seed], 'test', 'loss') for seed in seeds if seed in runs['planned']):.3f}"
+    difference = f"{change:+.1f}% ± {around:.1f}"
+    cells = (WORDS[regime], fixed, plan, f"**{mean(ours):.3f}**", difference, known, str(len(seeds)))
     return f"| {' | '.join(cells)} |"
 
 
 def table(found: Mapping[str, Runs]) -> str:
-    head = ["| setting | best fixed mixture | learned | difference | best by hand (seeds) | seeds |", "|---" * 6 + "|"]
+    head = [
+        "| setting | best fixed mixture | plan | learned | difference | best by hand (seeds) | seeds |",
+        "|---" * 7 + "|",
+    ]
     return "\n".join([*head, *(row(regime, found[regime]) for regime in WORDS if "learned" in found.get(regime, {}))])
 
 

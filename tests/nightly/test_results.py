@@ -56,7 +56,9 @@ def test_the_table_of_the_readme_is_that_of_the_files():
     """Counted a second time: the difference between the learned mixture and the fixed one that the row names."""
     subprocess.run([sys.executable, ROOT / "experiments" / "learned_results.py", "--check"], check=True)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"\n\| [^|]*(goal|data)[^|]* \| (\S+) \((.*?)\) \| \*\*(\S+)\*\* \| (\S+)% ± .* \| (\d) \|", text)
+    rows = re.findall(
+        r"\n\| [^|]*(goal|data)[^|]* \| (\S+) \((.*?)\) \| \S+ \| \*\*(\S+)\*\* \| (\S+)% ± .* \| (\d) \|", text
+    )
     assert len(rows) == 5
     found = defaultdict(dict)
     for path in RESULTS.glob("learned/*.json"):

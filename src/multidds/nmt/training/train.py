@@ -340,9 +340,8 @@ class Training:
             if better:
                 at.best, at.best_step = value, at.step
                 self._write_best()
-        if self.balancer is not None:
-            if all(math.isfinite(loss) for loss in measured.dev_loss.values()):
-                self.balancer.dev_losses = measured.dev_loss
+        if self.balancer is not None and all(math.isfinite(loss) for loss in measured.dev_loss.values()):
+            self.balancer.dev_losses = measured.dev_loss
         at.finished = at.finished or self.out_of_patience()
         self._record_validation(measured, means, translated, better)
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
