@@ -38,6 +38,7 @@ def test_a_share_that_buys_nothing_or_too_much_is_refused(word, share):
         ({"steps": 400}, 80, 2, 5),  # as far as 15% of it buys them
         ({"steps": 400, "cost": 0.25}, 36, 2, 11),  # of probe batches of a quarter of a step, enough are bought
         ({"steps": 30_000, "cost": 0.5}, 600, 4, 50),
+        ({"steps": 100_000, "cost": 1e-4}, 200, 8, 500),  # more would not bring more
         ({"steps": 400, "every": Budget(at_least=3)}, 100, 2, 4),
         ({"steps": 400, "every": Budget(at_most=0.5)}, 36, 2, 11),
         ({"every": 7, "steps": 70}, 7, 2, 10),

@@ -47,7 +47,7 @@ def test_noise_leaves_the_prior_where_it_is():
         seen = memory()
         for _ in range(20):
             seen.add(table(random.normal(0, 0.05, (2, 4)), error=0.05))
-        moved.append(np.abs(seen.posterior()[0] - memory().posterior()[0]).mean())
+        moved.append(np.abs(np.maximum(seen.posterior()[0], 0) - memory().posterior()[0]).mean())  # as a plan sees it
     assert np.mean(moved) < 0.25
 
 
@@ -63,6 +63,15 @@ def test_an_update_counts_by_its_information_not_by_its_age():
     assert values[0].argmax() == 0
     assert values[1].argmax() == 0
     assert values[0, 1] > 0.3
+
+
+def test_what_harms_is_below_zero():
+    seen = memory()
+    for _ in range(20):
+        seen.add(table([[0.5, 0.1, -0.3, 0.0], [0.5, 0.1, -0.3, 0.0]]))
+    values, _ = seen.posterior()
+    assert values[1, 2] < -0.4
+    assert values.max() == 1
 
 
 def test_a_row_in_which_nothing_helps_is_its_prior():

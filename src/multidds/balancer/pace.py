@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from .._base.checks import check_whole
 
 _WANTED_UPDATES = 50  # in a training, before probes grow beyond two batches
+_MOST_UPDATES = 500  # of a training: more cost more in files and logs than they bring
 _MAX_BATCHES = 8  # probe batches of a set that a budget buys at most
 MIN_SETS = 32  # datasets and dev sets of an update that probes a part of them
 _MIN_MIXED = 6  # batches of an update whose batches mix datasets
@@ -133,7 +134,7 @@ def _of_everything(gradients: int, steps: int | None, share: float, batches: flo
     if batches is None:
         affordable = 2 if steps is None else int(share * steps / (_WANTED_UPDATES * gradients))
         batches = min(max(2, affordable), _MAX_BATCHES)
-    every = max(1, math.ceil(gradients * batches / share))
+    every = max(1, math.ceil(gradients * batches / share), (steps or 0) // _MOST_UPDATES)
     return Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
 
 

@@ -268,6 +268,9 @@ def _read(content: Mapping[str, Any]) -> Moment:
         dev: {name: (value, error) for name, (value, error) in row.items()}
         for dev, row in (content.get("relevance") or {}).items()
     }
+    relevance = relevance or {  # as histories of 0.2.0 have it
+        dev: {name: (cosine, None) for name, cosine in row.items()} for dev, row in content.get("cosines", {}).items()
+    }
     if (table := content.get("alignment")) and not relevance:  # of a run: dev sets and datasets have the same order
         names = list(content["mixture"])
         rows = zip(names, table["cosines"], strict=False)

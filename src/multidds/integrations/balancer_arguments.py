@@ -25,8 +25,8 @@ def check_balancer_arguments(mixture: Mixture, dev: Mapping[str, Any], loss: obj
 
 
 def probe_batch_size(training: int, rule: Rule) -> int:
-    """Returns the examples of a probe batch, so that a probe of a set is as large as a training batch."""
-    return -(-training // 2) if rule.needs_errors else training
+    """Returns the examples of a probe batch, so that two of them are as large as a training batch; at least two."""
+    return max(min(training, 2), -(-training // 2)) if rule.needs_errors else training
 
 
 def check_examples(where: str, sets: Mapping[str, Any]) -> None:

@@ -99,12 +99,19 @@ class Mixture:
         return cls(_normalised(shares), sizes)
 
     @classmethod
-    def planned(cls, sizes: Mapping[str, float], draws: float, weights: Mapping[str, float] | None = None) -> "Mixture":
+    def planned(
+        cls,
+        sizes: Mapping[str, float],
+        draws: float,
+        weights: Mapping[str, float] | None = None,
+        repetition: float = 15.0,
+    ) -> "Mixture":
         """Returns the best mixture for a training of this length, by sizes and names alone: no gradients, no cost.
 
         sizes: {name: number of examples}.
         draws: examples that the whole training will draw, in the unit of sizes.
         weights: {name: weight of its dev set}. Default None: all the same.
+        repetition: passes after which a repeated example is worth 1/e of a new one. Default 15.
 
         An example serves the dev set of its own dataset, twenty times less those of others, and less each time that it
         comes again. The shorter the training, the nearer the plan is to uniform.
@@ -123,9 +130,8 @@ class Mixture:
         counted = [place for place, weight in by_place.items() if weight > 0]
         total = math.fsum(by_place.values())
         relevance = NamedRelevance(counted, OTHERS, [1.0] * len(names))
-        shares = planned(
-            [sizes[name] for name in names], draws, [by_place[place] / total for place in counted], relevance
-        )
+        weighted = [by_place[place] / total for place in counted]
+        shares = planned([sizes[name] for name in names], draws, weighted, relevance, repetition)
         by_name = dict(zip(names, shares.tolist(), strict=True))
         return cls({name: by_name[name] for name in sizes}, sizes)
 

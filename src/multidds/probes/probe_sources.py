@@ -83,10 +83,10 @@ class ProbeSources:
         before = [(source, _place_of(source)) for by_name in self._opened.values() for source in by_name.values()]
         try:
             yield
-        except BaseException:
+        except Exception:
             for source, state in before:
                 now = _place_of(source)
-                if any(now[key] != state[key] for key in ("pass", "place") if key in state):
+                if now and any(now[key] != state[key] for key in ("pass", "place") if key in state):
                     source.load_state_dict(state)
             raise
 
@@ -117,8 +117,8 @@ class ProbeSources:
 
 
 def _place_of(source: Source) -> dict[str, Any]:
-    """Returns the state of a source; empty if it has none."""
+    """Returns the state of a source; empty if it has none, for whatever reason."""
     try:
         return source.state_dict()
-    except ValueError:
+    except Exception:
         return {}

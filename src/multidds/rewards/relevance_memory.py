@@ -77,10 +77,10 @@ class RelevanceMemory:
     def posterior(self) -> tuple[Any, Any]:
         """Returns (relevance, standard errors), both [K, n]: each row divided by its largest value.
 
-        A row in which nothing is positive is its prior.
+        Datasets that harm are below 0. A row in which nothing is positive is its prior.
         """
         total = self._information + _PRIOR_UPDATES
-        mean = np.maximum((self._totals + _PRIOR_UPDATES * self._prior) / total, 0.0)
+        mean = (self._totals + _PRIOR_UPDATES * self._prior) / total
         empty = mean.max(axis=1) <= 0
         mean[empty] = self._prior[empty]
         largest = mean.max(axis=1, keepdims=True)

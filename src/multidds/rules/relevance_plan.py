@@ -96,7 +96,7 @@ class PlanState:
 
     def _matrix(self, counted: Any) -> Any:
         if self._memory is not None:
-            return self._memory.posterior()[0][counted] * self._factors * self._scale
+            return np.maximum(self._memory.posterior()[0][counted], 0.0) * self._factors * self._scale
         places = {name: i for i, name in enumerate(self._names)}
         own = np.array([places.get(name, -1) for name in self._dev_names])[counted]
         return NamedRelevance(own, OTHERS if self._planned else 1.0, self._factors * self._scale)

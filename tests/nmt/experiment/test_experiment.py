@@ -317,6 +317,9 @@ def test_overrides_and_another_folder_hold_for_every_run(done):
     assert trained
     assert all("train.max_steps=7" in words for words in trained)
     assert all(any(word.startswith("runs/other/") for word in words) for words in trained)
+    refused = multidds("experiment", "e.toml", "--dry-run", "--set", "train.seed=7", cwd=cwd, check=False)
+    assert refused.returncode == 2
+    assert "train.seed" in refused.stderr
 
 
 # ---------------------------------------------------------------------------------------------- mistakes

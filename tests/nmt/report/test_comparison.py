@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from toy_trainers import trainer_of
 from updates import updates
 
 from multidds import Balancer, Mixture, Update, interleave
-from multidds.history import evaluations_of, moments_of, save_history
+from multidds.history import Moment, evaluations_of, moments_of, save_history
 from multidds.nmt.report import report
 from multidds.nmt.report.comparison import compared
 from multidds.nmt.report.mixture_runs import MixtureRun
@@ -132,7 +133,10 @@ def run(label, losses, weights=None, moved=False):
 
 def test_the_best_static_run_and_the_priority_decide():
     ours = run("learned", {"a": [2.0, 1.0, 3.0], "b": [1.0, 2.0, 3.0]}, {"a": 1.0, "b": 0.0}, moved=True)
-    static = [run("uniform", {"a": [1.5], "b": [1.5]}), run("t5", {"a": [1.25], "b": [9.0], "c": [0.0]})]
+    static = [
+        run("uniform", {"a": [9.0, 9.0, 1.5], "b": [9.0, 9.0, 1.5]}),
+        run("t5", {"a": [9.0, 9.0, 1.25], "b": [9.0] * 3, "c": [0.0] * 3}),
+    ]
     (sentence,) = compared([ours, *static]).verdict()
     assert sentence.startswith("learned is better than t5: mean dev loss, weighted by the priority 1.000 against 1.250")
     ours.weights = {}
@@ -190,3 +194,13 @@ def test_a_dataset_that_is_learned_by_heart_is_named(tmp_path):
     ).warnings()
     assert sentence.startswith("d0 (20 times), d1 (20 times)")
     assert "d4 (20 times) and 3 more: " in sentence
+
+
+def test_a_run_under_way_is_compared_at_its_own_step_and_others_are_left_out():
+    moved = [Moment(9, {"mixture": {"a": 1.0}})]
+    ours = MixtureRun("learned", Path(), moved, {"a": [(50, 3.0), (100, 2.5)]})
+    theirs = MixtureRun("uniform", Path(), [], {"a": [(50, 3.1), (100, 2.6), (1000, 1.6)]})
+    other = MixtureRun("other", Path(), [], {"z": [(100, 0.1)]})
+    (sentence,) = compared([ours, theirs, other]).verdict()
+    assert "learned is better than uniform" in sentence
+    assert "up to step 100" in sentence

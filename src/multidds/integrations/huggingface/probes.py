@@ -26,7 +26,7 @@ def dev_sets(trainer: Trainer, dev: Mapping[str, Any] | Collection[str] | None) 
     wrong_kinds = [
         (given is None, "eval_dataset is None; give the Trainer a dev set, or the callback dev={name: dev set}."),
         (
-            not isinstance(dev, Collection | None),
+            not (dev is None or (isinstance(dev, Collection) and all(isinstance(name, str) for name in dev))),
             f"dev must be {{name: dev set}}, or names in eval_dataset, got {kind}; give dev={{{SINGLE!r}: ...}}.",
         ),
     ]
@@ -57,13 +57,13 @@ class _StreamBatches:
     def __init__(self, name: str, stream: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
         self._name, self.dataset = name, stream
         self._stream = StreamReader(name, stream)
-        self._batch_size, self._collate = batch_size, collate
+        self.batch_size, self._collate = batch_size, collate
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        return self._collate([next(self._stream) for _ in range(self._batch_size)])
+        return self._collate([next(self._stream) for _ in range(self.batch_size)])
 
     def state_dict(self) -> dict[str, Any]:
         place = self._stream.state_dict()

@@ -277,5 +277,6 @@ def probe_batches(trainer: Any, dataset: Any, batch_size: int, collate: Any) -> 
         own.set_state(generator.get_state())
         return collate(dataset.__getitems__(next(iter(sampler))))
 
+    draw.batch_size = batch_size  # type: ignore[attr-defined]  # for the cost of updates
     draw.dataset = dataset  # type: ignore[attr-defined]  # by which the start line finds dev sets that are training sets
     return draw

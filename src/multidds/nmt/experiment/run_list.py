@@ -58,6 +58,9 @@ def plan(path: Path, experiment: Experiment, overrides: Sequence[str] = ()) -> l
 
     overrides: of all runs, such as "train.max_steps=100".
     """
+    for key in (override.partition("=")[0].strip() for override in overrides):
+        if key in _OURS:
+            raise UserError(f"--set {key}: is set by the {_OURS[key]} of {path}; leave it out.")
     keys = dict.fromkeys(
         key for block in experiment.blocks for key in product(block.settings, block.methods, block.seeds)
     )

@@ -1,7 +1,7 @@
 """Runs of any trainer compared by their own evaluations: is the learned mixture better than the static ones? Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config.config import mean_of
 from . import charts
@@ -34,10 +34,12 @@ class Comparison:
 
     runs: in their order.
     weights: {dev set: weight} of the means.
+    until: the last step that is compared, if some runs went further; None: all have ended at the same step.
     """
 
     runs: list[Evaluated]
     weights: dict[str, float]
+    until: float | None = None
 
     @property
     def kind(self) -> str:
@@ -74,7 +76,8 @@ class Comparison:
         return [
             f"{ours.run.label} is {word} {theirs.run.label}: {self.kind} {ours.best:.3f} against {theirs.best:.3f}, "
             f"{abs(change):.1%} {'lower' if change < 0 else 'higher'}; "
-            f"lower on {lower} of {len(self.weights)} dev sets."
+            f"lower on {lower} of {len(self.weights)} dev sets"
+            + ("." if self.until is None else f"; up to step {self.until:,.0f}, the last that all runs have.")
         ]
 
     def tiles(self) -> list[tuple[str, str]]:
@@ -103,7 +106,8 @@ class Comparison:
 def compared(runs: Sequence[MixtureRun]) -> Comparison | None:
     """Compares runs by the dev sets that all of them have; None if fewer than two were evaluated on the same."""
     evaluated = [run for run in runs if run.evaluations]
-    first = evaluated[0].evaluations if evaluated else {}
+    first = max(evaluated, key=lambda run: bool(run.updates)).evaluations if evaluated else {}  # of a learned run
+    evaluated = [run for run in evaluated if run.evaluations.keys() & first.keys()]
     names = [name for name in first if all(name in run.evaluations for run in evaluated)]
     given = next((run.weights for run in evaluated if run.weights), {})
     weights = {name: given.get(name, 0.0 if given else 1.0) for name in names}
@@ -116,4 +120,9 @@ def compared(runs: Sequence[MixtureRun]) -> Comparison | None:
         if steps:
             at = {step: mean_of({name: losses[name][step] for name in names}, weights) for step in steps}
             found.append(Evaluated(run, at))
-    return Comparison(found, weights) if len(found) > 1 else None
+    if len(found) < 2:
+        return None
+    last = min(max(one.means) for one in found)  # a run may be under way
+    common = [replace(one, means={s: mean for s, mean in one.means.items() if s <= last}) for one in found]
+    until = last if any(max(one.means) > last for one in found) and all(one.means for one in common) else None
+    return Comparison(found if until is None else common, weights, until)

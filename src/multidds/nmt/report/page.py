@@ -122,7 +122,7 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
         section.summaries = [tables.summary(setting, compared), *tables.findings(setting)]
     else:
         by_loss = compared_by_loss(
-            [mixture_run_of(setting.of(label)[0]) for label in (chosen, *setting.labels) if label]
+            [mixture_run_of(setting.of(label)[0]) for label in dict.fromkeys([chosen, *setting.labels]) if label]
         )
         verdict = by_loss.verdict() if by_loss else []
         moved = [*verdict, *(run.sentence() for run in shown[:2] if run.updates)]

@@ -367,6 +367,8 @@ def _given_up(run: Run) -> list[str]:
     (_, start), *moved = run.mixtures
     steps: dict[int, list[str]] = {}
     for name, share in start.items():
+        if share == 0:  # left out from the start
+            continue
         kept = [step for step, mixture in moved if mixture[name] > _GIVEN_UP * share]
         last_kept = max(kept, default=0)
         if after := [step for step, _ in moved if step > last_kept]:

@@ -20,10 +20,10 @@ from ..prepare import Prepared
 def new_identity(config: Config, prepared: Prepared) -> str:
     """Returns the identity of a run of this config on these data, made by this version.
 
-    Keys that do not change the result make no difference, nor do the folders of the data and of `start_from`.
+    Keys that do not change the result make no difference, nor do the paths of the data and of `start_from`.
     """
     settings = json.loads(config.model_dump_json())
-    for key in (*HARMLESS, "data.folder"):
+    for key in (*HARMLESS, "data.folder", "data.train", "data.dev", "data.test"):
         section, _, name = key.partition(".")
         del settings[section][name]
     if config.train.start_from:

@@ -35,7 +35,7 @@ def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun 
         learned = {} if earlier is None else _learned_by(earlier)
         if any(learned.get(name) for name in sizes):
             return Mixture.extended(learned, sizes, planned_sentences(config, data))
-        return Mixture.planned(sizes, planned_sentences(config, data), plan_weights(config))
+        return Mixture.planned(sizes, planned_sentences(config, data), plan_weights(config), settings.repetition)
     return Mixture.proportional(sizes)
 
 
