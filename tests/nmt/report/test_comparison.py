@@ -144,7 +144,7 @@ def test_the_best_static_run_and_the_priority_decide():
     assert sentence.startswith("learned is level with uniform: mean dev loss 1.500 against 1.500")
     table = compared([ours, *static]).table("k")
     assert [cell.text for cell in table.rows[0].values()] == ["a", "2.0000", "1.5000", "1.2500"]
-    assert [cell.number for cell in table.rows[-1].values()] == [None, 10, 10, 10]
+    assert [cell.number for cell in table.rows[-1].values()] == [None, 10, 30, 30]
     assert compared([ours]) is None
     assert compared(static).verdict() == []  # nothing was learned
     assert compared([ours, run("other", {"z": [1.0]})]) is None
