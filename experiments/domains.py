@@ -3,8 +3,7 @@
 One small transformer, one core, one to two minutes a run. Every run leaves one JSON file in the folder that is given
 (scores, curves, config, versions, seconds; no text and no paths); runs whose file is there are skipped.
 
-    python experiments/domains.py results/domains --regime under-trained --method temperature-5 multidds-s --seed 1 2 3
-    python experiments/domains.py results/domains --table
+    python experiments/domains.py results/learned --regime goal --method temperature-5 learned --seed 1 2 3
 """
 
 import argparse
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from domains_table import table
 from domains_text import BY_HAND, ELSEWHERE, GOALS, REGIMES, WINDOW, Corpus, read_corpus
 from rivals import Exp3, Exponentiated, inner_products, training_losses
 from torch import Tensor, nn
@@ -325,7 +323,6 @@ def rounded(value: Any) -> Any:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="folder for one JSON file per run")
-    parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
     parser.add_argument("--regime", nargs="+", choices=list(REGIMES), default=list(REGIMES))
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
@@ -334,9 +331,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--dropout", type=float, default=Config.dropout)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and little text: to see whether it runs")
     given = parser.parse_args(arguments)
-    if given.table:
-        print(table([json.loads(path.read_text()) for path in sorted(given.results.glob("*.json"))]))
-        return
     torch.set_num_threads(1)
     given.results.mkdir(parents=True, exist_ok=True)
     for seed in given.seed:  # one seed of everything first

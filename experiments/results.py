@@ -1,243 +1,307 @@
-"""docs/results.md from the JSON files of the study: what every mixture is worth, the default against the best rival.
+"""docs/results.md, the table of README.md and the picture of both, from the JSON files of the study's runs.
 
-python experiments/results.py            # writes docs/results.md with its figure
-python experiments/results.py --check    # says whether it is up to date
+python experiments/results.py            # writes them
+python experiments/results.py --check    # says whether they are up to date
 """
 
 import argparse
+import io
 import json
 import math
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import gains
+import matplotlib as mpl
 from bleu_counts import interval
-from domains_table import student
+from matplotlib.figure import Figure
+from readme_picture import FONTS, INKS
 
 ROOT = Path(__file__).parent.parent
-DEFAULT, ANCHOR, CONTROL = "anchored", "planned", "shuffled"
-TRIALS = ("anchored-accuracy", "anchored-transfer", "planned-transfer")  # other forms of the default
-NAMES = {  # {method: its name on a page}; others are their own names
-    "anchored": "learned (0.2.0)",
-    "anchored-accuracy": "learned (0.2.0), by accuracy",
-    "anchored-transfer": "learned (0.2.0), with transfer",
+RESULTS = ROOT / "results"
+BEGIN, END = "<!-- made by experiments/results.py -->\n", "<!-- end -->"
+FIXED = ("proportional", "temperature-3", "temperature-5", "uniform")
+# {setting: (what it is, whether the README has it)}
+SETTINGS = {
+    "trl-goal": ("TRL: one goal among six instruction sets", True),
+    "embeddings-noise": ("sentence-transformers: one of six datasets is noise", True),
+    "goal": ("language model: one goal among seven datasets", True),
+    "goal-elsewhere": ("language model: one goal, none of six datasets its own", True),
+    "unwanted": ("language model: eight goals, and a dataset that serves none", True),
+    "under-trained": ("language model: eight goals, each with good data", True),
+    "data-limited": ("language model: the same with little data, ten passes", True),
+    "untranslated": ("translation: two of eight corpora are broken", True),
+    "goal-into-english": ("translation: one goal among eight languages, into English", True),
+    "goal-out-of-english": ("translation: one goal among eight languages, out of English", True),
+    "into-english": ("translation into English: all languages alike", True),
+    "out-of-english": ("translation out of English: all languages alike", True),
+    "tatoeba": ("translation of everyday sentences: little data", True),
 }
-WORDS = {  # {setting: what it is, for those who do not know its name}
-    "catalogues-m2o": "program messages into English",
-    "catalogues-o2m": "program messages out of English",
-    "tatoeba-m2o": "everyday sentences into English",
-    "domains, under-trained": "language model, short training",
-    "domains, unwanted": "language model, one dataset unwanted",
+GOALS = {"goal-into-english": "bel-eng", "goal-out-of-english": "eng-bel"}  # in others, every test set of a run counts
+NAMES = {  # of methods, if they are not their own
+    "learned-in-budget": "learned",
+    "learned": "learned, 20 updates",
+    "shuffled": "learned from the gradients of other datasets",
+    "multidds-s": "MultiDDS-S",
+    "planned": "plan",
 }
-RIVALS = (  # what has to be beaten: static and scheduled mixtures that others use
-    "proportional",
-    "temperature-3",
-    "temperature-5",
-    "temperature-10",
-    "uniform",
-    "unimax",
-    "proportional-to-uniform",
-    "cooldown",
-    "reverse-cooldown",
-)
-FIELD = (DEFAULT, ANCHOR, "proportional", "temperature-3", "temperature-5")  # without which a setting shows no price
-ORDER = (DEFAULT, ANCHOR, CONTROL, *TRIALS, *RIVALS, "multidds-s", "multidds", "doge", "odm", "constant")
+# Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
+_STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
+
+Run = Mapping[str, Any]
+
+
+def student(differences: Sequence[float]) -> float:
+    """Returns half of the 95% interval of a mean difference between runs of the same seeds; NaN for a single one."""
+    n = len(differences)
+    return _STUDENT[n - 1] * stdev(differences) / n**0.5 if n > 1 else math.nan
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One task: {method: [run, ...]}, and what counts in it."""
+    """One task: {method: {seed: run}}."""
 
     name: str
-    runs: Mapping[str, Sequence[Mapping[str, Any]]]
-    measure: str  # "bleu" or "loss"
+    runs: Mapping[str, Mapping[int, Run]]
+
+    @property
+    def measure(self) -> str:
+        """Which score counts: "bleu", "loss" or "error"."""
+        run = next(iter(next(iter(self.runs.values())).values()))
+        return next(key for key in ("bleu", "loss", "error") if key in next(iter(run["test"].values())))
 
     @property
     def sign(self) -> int:
-        """1 where more is better."""
+        """1 if more is better, -1 if less is."""
         return 1 if self.measure == "bleu" else -1
 
-    def scores(self, method: str, part: str, seeds: Collection[int] | None = None) -> list[float]:
-        """The mean over datasets, one for each seed, or for each of these."""
-        return [
-            mean([one[self.measure] for one in run[part].values()])
-            for run in self.runs[method]
-            if seeds is None or run["seed"] in seeds
-        ]
+    @property
+    def default(self) -> str:
+        """The default with its own budget; the language model has one with 20 updates as well."""
+        return "learned-in-budget" if "learned-in-budget" in self.runs else "learned"
 
-    def common(self, methods: Iterable[str]) -> set[int]:
-        """The seeds that all of these methods have: only such runs are compared."""
-        return set.intersection(*({run["seed"] for run in self.runs[method]} for method in methods))
+    def score(self, method: str, seed: int, part: str) -> float:
+        scores = self.runs[method][seed][part]
+        goal = GOALS.get(self.name)
+        return fmean(one[self.measure] for name, one in scores.items() if goal in (None, name))
 
-    def rival(self) -> str:
-        """The static or scheduled mixture that is best by its mean dev score, over the seeds that all of them have."""
-        there = [method for method in RIVALS if method in self.runs]
+    def mean(self, method: str, part: str, seeds: Collection[int] | None = None) -> float:
+        return fmean(self.score(method, seed, part) for seed in seeds or self.runs[method])
+
+    def common(self, methods: Iterable[str]) -> list[int]:
+        """Returns the seeds that all of these methods have: only such runs are compared."""
+        return sorted(set.intersection(*(set(self.runs[method]) for method in methods)))
+
+    def best(self, methods: Iterable[str]) -> str | None:
+        """Returns the method with the best mean dev score, over the seeds that all have."""
+        there = [method for method in methods if method in self.runs]
+        if not there:
+            return None
         seeds = self.common(there)
-        return max(there, key=lambda method: self.sign * mean(self.scores(method, "dev", seeds)))
+        return max(there, key=lambda method: self.sign * self.mean(method, "dev", seeds))
 
-    def gain(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
-        """(difference of the test scores, its 95% interval, seeds), positive where `ours` is better; losses in %."""
+    @property
+    def rival(self) -> str:
+        found = self.best(FIXED)
+        assert found is not None
+        return found
+
+    @property
+    def by_hand(self) -> str | None:
+        return self.best([name for name in self.runs if name.startswith(("by-hand", "left-out", "bel-and-rus"))])
+
+    def difference(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
+        """Returns (difference, its 95% interval, seeds): BLEU points, or per cent of the other's score."""
         seeds = self.common([ours, theirs])
-        one, other = (self.scores(method, "test", seeds) for method in (ours, theirs))
+        pairs = [(self.score(ours, seed, "test"), self.score(theirs, seed, "test")) for seed in seeds]
+        found = fmean(a - b for a, b in pairs)
         if self.measure == "bleu":
-            low, high = interval(
-                *([r["sentences"] for r in self.runs[m] if r["seed"] in seeds] for m in (ours, theirs))
-            )
-            return mean(one) - mean(other), low, high, len(seeds)
-        found = 100 * (mean(other) - mean(one)) / mean(other)
-        spread = 100 * student([b - a for a, b in zip(one, other, strict=True)]) / mean(other)
-        return found, found - spread, found + spread, len(seeds)
+            goal = GOALS.get(self.name)
+            texts = [
+                [{n: s for n, s in self.runs[m][seed]["sentences"].items() if goal in (None, n)} for seed in seeds]
+                for m in (ours, theirs)
+            ]
+            return found, *interval(*texts), len(seeds)
+        scale, around = 100 / fmean(b for _, b in pairs), student([a - b for a, b in pairs])
+        return found * scale, (found - around) * scale, (found + around) * scale, len(seeds)
 
-
-def named(method: str) -> str:
-    """A method as it is called in a table, the default in bold."""
-    name = NAMES.get(method, method)
-    return f"**{name}**" if method == DEFAULT else name
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    def gap_closed(self) -> float | None:
+        """Returns how far the default is on the way from the best fixed mixture to the best one by hand."""
+        if self.by_hand is None:
+            return None
+        seeds = self.common([self.default, self.rival, self.by_hand])
+        ours, fixed, known = (self.mean(m, "test", seeds) for m in (self.default, self.rival, self.by_hand))
+        return (ours - fixed) / (known - fixed)
 
 
 def read(folder: Path) -> list[Setting]:
-    """All settings that have runs, translation first."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for path in sorted([*folder.glob("study/*.json"), *folder.glob("domains/*.json")]):
+    """Returns all settings that have runs of the default and of a fixed mixture."""
+    found: dict[str, dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted(one for part in ("trainers", "learned", "study") for one in folder.glob(f"{part}/*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
-        if path.parent.name == "domains":
-            setting, method, seed = (
-                f"domains, {run['config']['regime']}",
-                run["config"]["method"],
-                run["config"]["seed"],
-            )
-        else:
-            setting, method, seed = run["setting"], run["method"], run["seed"]
-        found.setdefault(setting, {}).setdefault(method, []).append({**run, "seed": seed})
-    settings = []
-    for name, runs in found.items():
-        ordered = {method: sorted(runs[method], key=lambda run: run["seed"]) for method in ORDER if method in runs}
-        settings.append(Setting(name, ordered, "loss" if name.startswith("domains") else "bleu"))
-    return sorted(settings, key=lambda setting: (setting.measure, setting.name))
+        setting, method, seed = path.name.removesuffix(".json").split(".")
+        found[setting][method][int(seed)] = run
+    settings = [Setting(name, found[name]) for name in SETTINGS if name in found]
+    return [one for one in settings if one.default in one.runs and one.best(FIXED) is not None]
 
 
-def shown(values: Sequence[float], digits: int) -> str:
-    """A mean, and the lowest and the highest where there are several."""
-    text = f"{mean(values):.{digits}f}"
-    return text if len(values) == 1 else f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+def named(method: str) -> str:
+    return NAMES.get(method, method.replace("-", " "))
 
 
-def table(setting: Setting) -> list[str]:
-    """All methods of a setting, the best by dev score first."""
-    word, digits = ("BLEU", 2) if setting.measure == "bleu" else ("loss", 4)
-    lines = [f"| mixture | seeds | dev {word} | test {word} | dev expected accuracy | most passes | updates take |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for method in sorted(setting.runs, key=lambda one: -setting.sign * mean(setting.scores(one, "dev"))):
+def shown(setting: Setting, value: float) -> str:
+    return {"bleu": f"{value:.2f} BLEU", "loss": f"{value:.3f}", "error": f"{value:.1%}"}[setting.measure]
+
+
+def row(setting: Setting) -> str:
+    """Returns a line of the table, over the seeds that the default and its rival have."""
+    ours, rival, by_hand = setting.default, setting.rival, setting.by_hand
+    change, low, high, seeds = setting.difference(ours, rival)
+    common = setting.common([ours, rival])
+    unit = "" if setting.measure == "bleu" else "%"
+    around = "" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})"
+    closed = setting.gap_closed()
+    cells = [
+        SETTINGS[setting.name][0],
+        f"{shown(setting, setting.mean(rival, 'test', common))} ({named(rival)})",
+        shown(setting, setting.mean("planned", "test")) if "planned" in setting.runs else "-",
+        f"**{shown(setting, setting.mean(ours, 'test', common))}**",
+        f"{change:+.1f}{unit}{around}",
+        shown(setting, setting.mean(by_hand, "test")) if by_hand else "-",
+        "-" if closed is None else f"{closed:.0%}",
+        str(seeds),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def summary(settings: Sequence[Setting]) -> str:
+    head = "| setting | best fixed mixture | plan | learned | difference | by hand | gap closed | seeds |"
+    return "\n".join([head, "|---" * 8 + "|", *map(row, settings)])
+
+
+def table(setting: Setting) -> str:
+    """Returns all methods of a setting, the best by dev score first."""
+    lines = [f"### {SETTINGS[setting.name][0].capitalize()} (`{setting.name}`)", ""]
+    lines += ["| mixture | seeds | dev | test | updates take |", "|---|---|---|---|---|"]
+    for method in sorted(setting.runs, key=lambda one: -setting.sign * setting.mean(one, "dev")):
         runs = setting.runs[method]
-        accuracy = mean([mean([one["expected_accuracy"] for one in run["dev"].values()]) for run in runs])
-        passes = max(mean([run["curve"][-1]["passes"][name] for run in runs]) for name in runs[0]["dev"])
-        seconds = [run["seconds"] for run in runs]
-        cost = 100 * mean([one.get("updates", 0.0) / one["steps"] for one in seconds])
-        lines.append(
-            f"| {named(method)} | {len(runs)} | {shown(setting.scores(method, 'dev'), digits)} "
-            f"| {shown(setting.scores(method, 'test'), digits)} | {accuracy:.4f} | {passes:.0f} | "
-            f"{f'{cost:.0f}%' if cost >= 0.5 else '-'} |"
-        )
-    return lines
+        times = [run["seconds"] for run in runs.values()]
+        cost = 100 * fmean(one.get("updates", 0.0) / one.get("steps", 1.0) for one in times)
+        scores = [setting.score(method, seed, "test") for seed in runs]
+        spread = f" ({shown(setting, min(scores))} to {shown(setting, max(scores))})" if len(scores) > 1 else ""
+        name = f"**{named(method)}**" if method == setting.default else named(method)
+        cells = (name, str(len(runs)), shown(setting, setting.mean(method, "dev")))
+        last = f"{cost:.0f}%" if cost >= 0.5 else "-"
+        lines.append(f"| {' | '.join(cells)} | {shown(setting, fmean(scores))}{spread} | {last} |")
+    return "\n".join(lines) + "\n"
 
 
-def summary(settings: Sequence[Setting]) -> list[str]:
-    """The default against the rival of each setting, its own anchor and its control."""
-    lines = [
-        "| setting | best rival by dev score | default against it | against its anchor | against shuffled rewards |",
-        "|---|---|---|---|---|",
-    ]
+def regrets(settings: Sequence[Setting]) -> str:
+    """Returns how far each mixture is behind the best of each setting, in per cent of the test score."""
+    methods = [*FIXED, "planned", "multidds-s", "default"]
+    rows: dict[str, list[float | None]] = {method: [] for method in methods}
     for setting in settings:
-        if DEFAULT not in setting.runs:
-            continue
-        cells = []
-        for other in (setting.rival(), ANCHOR, CONTROL):
-            if other not in setting.runs:
-                cells.append("-")
-                continue
-            gain, low, high, seeds = setting.gain(DEFAULT, other)
-            percent = "" if setting.measure == "bleu" else "%"
-            around = "" if math.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
-            cells.append(f"{gain:+.2f}{percent}{around}, {seeds} seed{'' if seeds == 1 else 's'}")
-        lines.append(f"| {setting.name} | {setting.rival()} | {' | '.join(cells)} |")
-    return lines
+        there = {m: setting.default if m == "default" else m for m in methods}
+        there = {m: own for m, own in there.items() if own in setting.runs}
+        scores = {m: setting.sign * setting.mean(own, "test") for m, own in there.items()}
+        top = max(scores.values())
+        for method in methods:
+            rows[method].append(100 * (top - scores[method]) / abs(top) if method in scores else None)
+    whole = {method: [one for one in values if one is not None] for method, values in rows.items()}
+    lines = ["| mixture | settings | mean | worst |", "|---|---|---|---|"]
+    for method in sorted(methods, key=lambda one: fmean(whole[one])):
+        name = "**learned**" if method == "default" else named(method)
+        lines.append(f"| {name} | {len(whole[method])} | {fmean(whole[method]):.1f}% | {max(whole[method]):.1f}% |")
+    return "\n".join(lines)
 
 
-def overall(settings: Sequence[Setting]) -> str:
-    """The mean of the gains over the rivals of the settings with BLEU, and how sure it is."""
-    gains = [one.gain(DEFAULT, one.rival()) for one in settings if DEFAULT in one.runs and one.measure == "bleu"]
-    gain = mean([one[0] for one in gains])
-    around = math.sqrt(math.fsum(((high - low) / 2) ** 2 for _, low, high, _ in gains)) / len(gains)
-    return f"{gain:+.2f} BLEU (± {around:.2f}) on average over the {len(gains)} settings of translation."
+def more_steps(settings: Sequence[Setting], folder: Path) -> str:
+    """Returns the best fixed mixture with the time of the updates as extra steps, beside the default."""
+    lines = ["| setting | best fixed mixture, 800 steps | the same, 904 steps | learned, 800 steps | seeds |"]
+    lines.append("|---|---|---|---|---|")
+    for setting in settings:
+        runs = {path.name.split(".")[2]: path for path in folder.glob(f"{setting.name}.{setting.rival}.*.json")}
+        if runs:
+            seeds = sorted(map(int, runs))
+            longer = [json.loads(runs[str(seed)].read_text(encoding="utf-8"))["test"] for seed in seeds]
+            loss = fmean(one["loss"] for test in longer for one in test.values())
+            ours, fixed = (setting.mean(method, "test", seeds) for method in (setting.default, setting.rival))
+            lines.append(f"| {SETTINGS[setting.name][0]} | {fixed:.3f} | {loss:.3f} | **{ours:.3f}** | {len(seeds)} |")
+    return "\n".join(lines)
 
 
-def regrets(settings: Sequence[Setting]) -> list[str]:
-    """How far every mixture is behind the best of its setting, in per cent of the test score: the price of one choice
-    for all settings. Only settings that the whole field ran in, and mixtures that ran in all of those.
-    """
-    settings = [setting for setting in settings if all(method in setting.runs for method in FIELD)]
-    everywhere = [m for m in ORDER if m not in (CONTROL, *TRIALS) and all(m in setting.runs for setting in settings)]
-    if not settings:
-        return ["No setting has all of them yet."]
-    seeds = {s.name: s.common(everywhere) for s in settings}
-    best = {s.name: max(s.sign * mean(s.scores(m, "test", seeds[s.name])) for m in everywhere) for s in settings}
-
-    def behind(method: str, setting: Setting) -> float:
-        score = setting.sign * mean(setting.scores(method, "test", seeds[setting.name]))
-        return 100 * (best[setting.name] - score) / abs(best[setting.name])
-
-    lines = [
-        "| mixture | " + " | ".join(WORDS.get(setting.name, setting.name) for setting in settings) + " | mean | worst |"
-    ]
-    lines.append("|---|" + "---|" * (len(settings) + 2))
-    rows = {method: [behind(method, setting) for setting in settings] for method in everywhere}
-    for method in sorted(rows, key=lambda one: mean(rows[one])):
-        cells = " | ".join(f"{value:.1f}%" for value in (*rows[method], mean(rows[method]), max(rows[method])))
-        lines.append(f"| {named(method)} | {cells} |")
-    lines.append(f"| *seeds* | {' | '.join(str(len(seeds[setting.name])) for setting in settings)} | | |")
-    return lines
+def picture(settings: Sequence[Setting], ink: str) -> str:
+    """Returns the gap closed in each setting that has a mixture by hand, as SVG."""
+    rows = [(SETTINGS[one.name][0], closed) for one in settings if (closed := one.gap_closed()) is not None]
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "multidds", "text.color": ink}):
+        figure = Figure(figsize=(7.4, 0.9 + 0.34 * len(rows)), layout="constrained")
+        figure.patch.set_alpha(0)
+        axes = figure.add_subplot()
+        axes.patch.set_alpha(0)
+        places = range(len(rows), 0, -1)
+        axes.barh(places, [100 * closed for _, closed in rows], color="#4c8bf5", height=0.6)
+        for place, (_, closed) in zip(places, rows, strict=True):
+            axes.text(100 * max(closed, 0) + 1.5, place, f"{closed:.0%}", va="center", fontsize=9, color=ink)
+        axes.set_yticks(list(places), [words for words, _ in rows], fontsize=9, color=ink)
+        axes.axvline(100, color=ink, linewidth=0.8, linestyle=":")
+        axes.set_xlim(min(0.0, *(100 * closed for _, closed in rows)), max(115.0, *(100 * c + 12 for _, c in rows)))
+        axes.set_xticks([0, 100], ["best fixed mixture", "best by hand"], fontsize=9, color=ink)
+        axes.tick_params(length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        axes.axvline(0, color=ink, linewidth=0.8)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = re.sub(r"(?s)<metadata>.*?</metadata>\s*", "", file.getvalue())
+    return re.sub(r"[ \t]+\n", "\n", re.sub(r"font-family: [^;\"]*", FONTS, text))
 
 
 def page(settings: Sequence[Setting], measured: Mapping[str, Sequence[gains.Moment]]) -> str:
-    text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8").rstrip() + "\n\n"
-    text += "## The default against the best that can be had without learning\n\n" + "\n".join(summary(settings))
-    text += "\n\nThe default against its rivals: " + overall(settings)
-    text += (
-        "\n\nBLEU points, or per cent of the loss for the language model; positive: the default is better. In brackets "
-        "95% intervals: for BLEU over seeds and test sentences (both drawn anew, sentences alike), for losses over "
-        "seeds (Student's, by pairs of the same seed). Only runs of the same seeds are compared; with one seed the "
-        "interval of BLEU is over sentences alone, and equal runs differ by half a point for no reason.\n\n"
+    text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8")
+    parts = {"summary": summary(settings), "regrets": regrets(settings)}
+    parts["more-steps"] = more_steps(settings, RESULTS / "more-steps")
+    for name, part in parts.items():
+        text = text.replace(f"<!-- {name} -->", part)
+    return f"{text.rstrip()}\n\n## All mixtures\n\n" + "\n".join(map(table, settings)) + "\n" + gains.section(measured)
+
+
+def readme(settings: Sequence[Setting], text: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    return (
+        before
+        + BEGIN
+        + summary([one for one in settings if SETTINGS[one.name][1]])
+        + "\n"
+        + END
+        + rest.partition(END)[2]
     )
-    text += "## The price of one choice for everything\n\n" + "\n".join(regrets(settings)) + "\n\n"
-    text += (
-        "How far behind the best mixture of each setting, by test score, among those that ran in all of them, over the "
-        "seeds that all have.\n"
-    )
-    text += "\n" + gains.section(measured)
-    for setting in settings:
-        text += f"\n## {setting.name}\n\n" + "\n".join(table(setting)) + "\n"
-    return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether docs/results.md is up to date")
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     given = parser.parse_args()
-    settings, measured = read(ROOT / "results"), gains.read(ROOT / "results")
-    path, text = ROOT / "docs" / "results.md", page(settings, measured)
-    if not given.check:
+    settings, measured = read(RESULTS), gains.read(RESULTS)
+    front = ROOT / "README.md"
+    made = {ROOT / "docs" / "results.md": page(settings, measured)}
+    made[front] = readme(settings, front.read_text(encoding="utf-8"))
+    if given.check:
+        old = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        if old:
+            names = ", ".join(str(path.relative_to(ROOT)) for path in old)
+            sys.exit(f"{names}: not what results/ says: python experiments/results.py")
+        return
+    # The same points are other bytes with another version of matplotlib, so --check leaves the pictures out.
+    made |= {ROOT / "docs" / f"gap-{kind}.svg": picture(settings, ink) for kind, ink in INKS.items()}
+    made[ROOT / "docs" / "gains.svg"] = gains.picture(measured)
+    for path, text in made.items():
         path.write_text(text, encoding="utf-8")
-        # The same points are other bytes with another version of matplotlib.
-        path.with_name("gains.svg").write_text(gains.picture(measured), encoding="utf-8")
-    elif not path.exists() or path.read_text(encoding="utf-8") != text:
-        sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: python experiments/results.py")
 
 
 if __name__ == "__main__":
