@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from toys import Everything, batch, dataset, mlp
 
 from multidds import ExampleScorer, batches_of
@@ -349,6 +349,27 @@ def test_updates_and_weights_leave_no_trace_in_model_or_random_states(network):
         scorer.probabilities(batch(seed), losses(copy.deepcopy(model).eval(), batch(seed)))
     assert_equal(everything(), before)
     assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
+
+
+def test_an_update_that_raises_is_the_same_when_it_is_made_again():
+    dev = {name: DataLoader(dataset(9, seed=seed), batch_size=4, shuffle=True) for seed, name in enumerate("ab")}
+    raises = [False]
+
+    def fragile(model, batch):
+        if raises[0] and len(batch[0]) == 6:  # the batch that is scored, after all dev batches
+            raise ZeroDivisionError
+        return losses(model, batch)
+
+    whole, broken = (
+        scorer_of(losses=fragile, dev=dev, network=SMALL, direction=DevDirection(decay=0.5)) for _ in range(2)
+    )
+    for number in range(4):
+        raises[0] = True
+        with pytest.raises(ZeroDivisionError):
+            broken.step(batch(number, 6))
+        raises[0] = False
+        assert_equal(broken.step(batch(number, 6)).rewards, whole.step(batch(number, 6)).rewards)
+    assert_equal(broken.state_dict(), whole.state_dict())
 
 
 @pytest.mark.claim("The method", "it is invisible, resumes exactly, and W replicas equal one process")

@@ -109,3 +109,16 @@ def test_sets_that_cannot_be_mixed_are_refused_by_name(other, message):
     sources = ProbeSources("Balancer", {"train": {"a": batches_of(dataset(), 4), "b": other}}, 0)
     with pytest.raises(ValueError, match=message):
         sources.mixing("train")
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first draw", "in a pass"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sources_go_back_to_their_places_if_an_update_raises(kind, before):
+    whole, broken = sources_of(kind), sources_of(kind)
+    for sources in (whole, broken):
+        for update in range(before):
+            drawn(sources, update=update)
+    with pytest.raises(ZeroDivisionError), broken.put_back_on_error():
+        drawn(broken, update=before, numbers=range(3), total=3)
+        raise ZeroDivisionError
+    assert_equal(drawn(broken, update=before), drawn(whole, update=before))

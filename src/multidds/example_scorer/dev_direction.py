@@ -1,7 +1,8 @@
 """The direction in which the weighted loss of the dev sets grows; rewards of examples are slopes along it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,14 +101,23 @@ class DirectionEstimator:
         flat = "the gradients of the dev sets sum to zero" if length == 0 or steepness == 0 else None
         return EstimatedDirection(vector, length, steepness, losses, weights, flat)
 
+    @contextmanager
+    def put_back_on_error(self) -> Iterator[None]:
+        """Undoes an estimate if the block raises: sources, the number of updates, the average."""
+        before = self.updates, self._average
+        try:
+            with self.dev.put_back_on_error():
+                yield
+        except Exception:
+            self.updates, self._average = before
+            raise
+
     def _averaged(self, vector: Gradient) -> Gradient:
         """Returns the average with this vector in it, up to a factor; nothing may write to it."""
         if not self._settings.decay:
             return vector
-        for part in self._average or []:
-            if part is not None:
-                part.mul_(self._settings.decay)
-        self._average = added(self._average, vector)
+        old = self._average or []
+        self._average = added([None if part is None else part * self._settings.decay for part in old] or None, vector)
         return list(self._average)
 
     def state_dict(self) -> dict[str, Any]:

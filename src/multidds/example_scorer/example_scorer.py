@@ -178,7 +178,7 @@ class ExampleScorer:
     def _update(self, batch: Any, step: int) -> ExampleUpdate:
         start = time.perf_counter()
         number = self._direction.updates
-        with self._prober.invisible():
+        with self._prober.invisible(), self._direction.put_back_on_error():
             ranks = self._prober.replicas
             total = self._probes.in_all(ranks.size)
             self._direction.dev.check_ranks(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .._base.state import check_keys
@@ -50,6 +51,10 @@ class DevBatches:
         for what, value in first.items():
             if any(other[what] != value for other in others):
                 raise ValueError(f"{self._owner}: the ranks have different {what}.")
+
+    def put_back_on_error(self) -> AbstractContextManager[None]:
+        """Returns a block that puts all sources, of every role, back to their places if it raises."""
+        return self._sources.put_back_on_error()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values: the priority with its losses, and the places of all sources, of every role."""

@@ -4,6 +4,7 @@
 the pass) or from the number of the batch, and leaves every random state outside as it was.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -240,6 +241,13 @@ class _Stateful(_Loop):
     """An iterable that keeps its own place, such as torchdata's StatefulDataLoader."""
 
     _loaded: Any = None  # its own state, as it was loaded
+    _first: Any = None  # its own state before the first batch
+
+    def _next(self) -> Any:
+        if self._iterator is None and self._loaded is None and self._first is None:
+            with isolated(derive(*self._key, self._pass, self._place)):
+                self._first = copy.deepcopy(self._iterable.state_dict())  # type: ignore[attr-defined]
+        return super()._next()
 
     def _generators(self) -> list[torch.Generator]:
         return []  # part of the object's own state
@@ -255,8 +263,9 @@ class _Stateful(_Loop):
         check_keys(self._label, state, "pass", "place", "own")
         self._iterator, self._pass, self._place = None, state["pass"], state["place"]
         self._loaded = state["own"]
-        if self._loaded is not None:
-            self._iterable.load_state_dict(self._loaded)  # type: ignore[attr-defined]
+        own = self._first if self._loaded is None else self._loaded
+        if own is not None:
+            self._iterable.load_state_dict(own)  # type: ignore[attr-defined]
 
 
 def _streams(loader: DataLoader[Any]) -> bool:
