@@ -40,8 +40,8 @@ def test_plan_passes_updates_cost_and_memory_are_in_one_line(start):
     )
     assert "a dev set for each dataset" in line
     assert f"; 11 updates, one every {balancer.every} steps, about 7% of the time; " in line
-    assert "averaged over 40 steps (one more vector, 344 bytes)" in line
-    assert "25.2 MB for the tables" in line  # 2 halves of 6 sets in 2**18 numbers of 8 bytes
+    assert "averaged over 40 steps (344 bytes)" in line
+    assert "tables of 25.2 MB" in line  # 2 halves of 6 sets in 2**18 numbers of 8 bytes
     assert "multidds report" in line
 
 
@@ -54,6 +54,17 @@ def test_it_is_logged_once_when_training_begins(caplog):
         balancer.step()
         balancer.log_start()
     assert caplog.text.count("plan for") == 1
+
+
+def test_a_resumed_training_says_where_it_is(start):
+    first, second = (balancer_of(dev=batches(NAMES, 4), **PLANNED) for _ in range(2))
+    for _ in range(first.every):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    _, line = start(second)
+    name, share = max(first.mixture.probabilities.items(), key=lambda item: item[1])
+    assert f"resumed after step {first.every}; mixture: {name} {100 * share:.0f}%," in line
+    assert "plan for" not in line
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,18 @@ def test_one_wish_said_in_three_ways_gives_one_plan():
         assert one["goal"] * DRAWS / SIZES["goal"] <= 16 + 1e-6
 
 
+def test_a_dataset_that_is_held_at_a_limit_of_passes_is_named():
+    state = RelevancePlan(repetition=15).start(training())
+    found = evidence({"goal": {**GOAL, "near": 0.05}})
+    assert state.notes(found) == ()
+    moved = state.step(found)
+    assert moved["goal"] * DRAWS / SIZES["goal"] == pytest.approx(16)
+    assert state.notes(found) == ("goal: held at 16 passes",)
+    free = RelevancePlan(repetition=60).start(training())
+    free.step(found)
+    assert free.notes(found) == ()
+
+
 def test_a_memorised_dataset_gives_way():
     state = RelevancePlan().start(training())
     fresh = state.step(evidence({"goal": GOAL}))

@@ -450,6 +450,8 @@ class Balancer:
         self._drawn = dict(state["drawn"]["shares"])
         self._drawn_steps = int(state["drawn"]["steps"])
         self._prober.averaged = averaged
+        if self._start_line is not None and self._steps:
+            self._start_line = replace(self._start_line, shares=self.mixture.probabilities, done=self._steps)
 
 
 def _distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:

@@ -77,39 +77,26 @@ def pace_of(
     batch that mixes datasets, of all processes together; None: batches do not mix. cost: of a probe batch, in optimizer
     steps.
     """
-    if isinstance(every, Budget):
-        every = replace(every, share=min(every.share / cost, 100.0), at_most=min(every.at_most / cost, 100.0))
-    return replace(_pace(datasets, dev_sets, every, steps, batches, halves, ahead, needs_all, mixed), cost=cost)
-
-
-def _pace(
-    datasets: int,
-    dev_sets: int,
-    every: int | Budget,
-    steps: int | None,
-    batches: float | None,
-    halves: bool,
-    ahead: bool,
-    needs_all: bool,
-    mixed: int | None,
-) -> Pace:
-    """Returns the pace by a budget in probe batches per optimizer step."""
     gradients = datasets * (1 + dev_sets) if ahead else datasets + dev_sets
     least = 2 if halves else 1
+    if isinstance(every, Budget):  # from now on in probe batches per optimizer step
+        every = replace(every, share=min(every.share / cost, 100.0), at_most=min(every.at_most / cost, 100.0))
     if mixed is not None:
         share = every.share if isinstance(every, Budget) else Budget().share
         pace = _in_mixed_batches(datasets, dev_sets, steps, share, mixed)
-        return pace if isinstance(every, Budget) else _with_every(pace, every, steps)
-    if not isinstance(every, Budget):
+        pace = pace if isinstance(every, Budget) else _with_every(pace, every, steps)
+    elif not isinstance(every, Budget):
         batches = least if batches is None else batches
-        return Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
-    pace = _of_everything(gradients, steps, every.share, batches)
-    if not _is_enough(pace, steps, every) and not needs_all and gradients > MIN_SETS:
-        pace = _of_a_part(datasets, dev_sets, steps, every.share, least if batches is None else batches)
-    if steps is None or _is_enough(pace, steps, every):
-        return pace
-    # A short training: at least so many updates, the last of them before the end, for a larger share.
-    return _with_every(pace, max(steps // (every.at_least + 1), math.ceil(pace.passes / every.at_most), 1), steps)
+        pace = Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
+    else:
+        pace = _of_everything(gradients, steps, every.share, batches)
+        if not _is_enough(pace, steps, every) and not needs_all and gradients > MIN_SETS:
+            pace = _of_a_part(datasets, dev_sets, steps, every.share, least if batches is None else batches)
+        if steps is not None and not _is_enough(pace, steps, every):
+            # A short training: at least so many updates, the last of them before the end, for a larger share.
+            apart = max(steps // (every.at_least + 1), math.ceil(pace.passes / every.at_most), 1)
+            pace = _with_every(pace, apart, steps)
+    return replace(pace, cost=cost)
 
 
 def advice(pace: Pace, steps: int | None, every: int | Budget) -> str | None:

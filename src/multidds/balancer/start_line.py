@@ -26,6 +26,7 @@ class StartLine:
     average: steps over which parameters are averaged for probes; 0: they are not.
     vector_bytes: the memory of that average.
     table_bytes: the memory of the tables of an update.
+    done: steps before this line, of a training that is resumed.
     """
 
     shares: Mapping[str, float]
@@ -40,6 +41,7 @@ class StartLine:
     average: int
     vector_bytes: int
     table_bytes: int
+    done: int = 0
 
     def text(self, look: str, cost: float | None) -> str:
         """Returns the line.
@@ -72,8 +74,8 @@ class StartLine:
         return advice(self.pace, self.steps, self.every)
 
     def _mixture(self) -> str:
-        what = "plan" if self.plans and not self._missing else "mixture"
-        length = "" if self.steps is None else f" for {self.steps:,} steps"
+        what = "plan" if self.plans and not self._missing and not self.done else "mixture"
+        length = "" if self.steps is None or self.done else f" for {self.steps:,} steps"
         shares = self.shares
         largest = sorted(shares, key=lambda name: (-shares[name], name))[:_MOST_NAMES]
         parts = [f"{short(name)} {percent(shares[name])[0]}%{self._passes(name, largest[0])}" for name in largest]
@@ -82,10 +84,11 @@ class StartLine:
         if missing := self._missing:
             words = ", ".join(missing[:-1]) + " and " * (len(missing) > 1) + missing[-1]
             no_plan = f"no plan: {words} {'is' if missing == ['examples_per_step'] else 'are'} needed; "
-        return f"{no_plan}{what}{length}: {', '.join(parts)}"
+        resumed = f"resumed after step {self.done:,}; " if self.done else ""
+        return f"{resumed}{no_plan}{what}{length}: {', '.join(parts)}"
 
     def _passes(self, name: str, first: str) -> str:
-        if self.sizes is None or self.steps is None or self.examples_per_step is None:
+        if self.sizes is None or self.steps is None or self.examples_per_step is None or self.done:
             return ""
         passes = passes_text(self.shares[name] * self.steps * self.examples_per_step / self.sizes[name])
         return f" ({passes} passes)" if name == first else f" ({passes})"
@@ -125,10 +128,9 @@ class StartLine:
     def _memory(self) -> list[str]:
         parts = []
         if self.average:
-            vector = bytes_text(self.vector_bytes)
-            parts.append(f"probes at parameters averaged over {self.average} steps (one more vector, {vector})")
+            parts.append(f"probes at parameters averaged over {self.average} steps ({bytes_text(self.vector_bytes)})")
         if self.table_bytes:
-            parts.append(f"{bytes_text(self.table_bytes)} for the tables of an update")
+            parts.append(f"tables of {bytes_text(self.table_bytes)}")
         return parts
 
 

@@ -39,7 +39,7 @@ class Update:
     alignment: the table of inner products, if it was asked for.
     seconds: the time that the update took.
     skipped: None, or the reason why the mixture did not move.
-    notes: sentences about zero gradients, or rewards that sum to 0 or less.
+    notes: sentences about zero gradients, rewards that sum to 0 or less, or datasets held at a limit of passes.
     noise: {dataset: standard error of its reward}, if it was estimated.
     signal: the share of the evidence that is not noise, 0 to 1; NaN if unknown.
     drift: the total variation between the mixture and the prior: 0 is the prior, 1 shares nothing with it.
@@ -77,7 +77,8 @@ class Update:
         if self.skipped is not None:
             return f"step {self.step:,}  no update: {self.skipped}"
         moved = changes(self.mixture, self.before) if self.before else [shares(self.mixture)]
-        return f"step {self.step:,}  " + ("  ".join(moved) or f"unchanged: {shares(self.mixture, 4)}")
+        unchanged = "; ".join([f"unchanged: {shares(self.mixture, 4)}", *self.notes])
+        return f"step {self.step:,}  " + ("  ".join(moved) or unchanged)
 
     def __repr__(self) -> str:
         signal = "" if math.isnan(self.signal) else f"; signal {self.signal:.2f}"

@@ -73,7 +73,7 @@ def planned(
     worth = np.maximum(np.broadcast_to(np.asarray(repetition, dtype=np.float64), size.shape), _MIN_REPETITION)
     proportional = size / size.sum()
     least = _FLOOR * np.minimum(1 / len(size), proportional) * draws
-    most = np.full(len(size), draws) if not cap else size * np.maximum(1 + worth, max(MAX_PASSES, draws / size.sum()))
+    most = size * most_passes(size, draws, worth) if cap else np.full(len(size), draws)
     drawn = np.clip(np.full(len(size), draws / len(size)), least, most)
     for _ in range(_ROUNDS):
         served = effective(drawn, size, worth) ** _POWER
@@ -83,6 +83,12 @@ def planned(
         if np.abs(drawn - before).max() <= _TOLERANCE * draws:
             break
     return drawn / drawn.sum()
+
+
+def most_passes(sizes: Any, draws: float, repetition: Any = REPETITION) -> Any:
+    """Returns the most passes [n] that are planned over each dataset. Arguments: as those of `planned`."""
+    size = np.asarray(sizes, dtype=np.float64)
+    return np.maximum(1 + np.broadcast_to(repetition, size.shape), max(MAX_PASSES, draws / size.sum()))
 
 
 def effective(drawn: Any, size: Any, repetition: Any) -> Any:

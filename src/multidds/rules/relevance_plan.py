@@ -15,11 +15,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._base.state import check_keys
-from ..mixture.planned import OTHERS, NamedRelevance, planned
+from .._base.text import passes_text, short
+from ..mixture.planned import OTHERS, NamedRelevance, most_passes, planned
 from ..rewards.relevance_memory import RelevanceMemory, relevance_by_names
 from ..rewards.repetition import RepetitionMemory
 from .rule import Evidence, Relevance, Training
 
+_AT_LIMIT = 1e-6  # of the most passes: nearer than that is at the limit
+_MOST_NAMES = 3
 _ENDLESS = 1e30  # examples of a dataset whose size is not given
 MAX_PAIRS = 2**16  # of datasets and dev sets whose relevance is kept one by one; beyond, per dataset
 
@@ -76,6 +79,7 @@ class PlanState:
             self._memory = RelevanceMemory(self._names, self._dev_names, prior)
         self._factors = np.ones(len(self._names))  # of datasets, if relevance is measured or kept per dataset
         self._updates = 0
+        self._latest: dict[str, float] = {}  # the plan of the last step
 
     @property
     def signal(self) -> float:
@@ -90,9 +94,13 @@ class PlanState:
         if not self._planned and not self._updates:
             return dict(zip(self._names, self._start.tolist(), strict=True))
         counted = self._weights > 0
-        repetition = self._repetition.estimate() if self._assumed is None else self._assumed
-        shares = planned(self._sizes, self._draws, self._weights[counted], self._matrix(counted), repetition)
+        shares = planned(self._sizes, self._draws, self._weights[counted], self._matrix(counted), self._worth)
         return dict(zip(self._names, shares.tolist(), strict=True))
+
+    @property
+    def _worth(self) -> Any:
+        """The passes after which a repeated example is worth 1/e of a new one: assumed, or measured so far."""
+        return self._repetition.estimate() if self._assumed is None else self._assumed
 
     def _matrix(self, counted: Any) -> Any:
         if self._memory is not None:
@@ -113,7 +121,8 @@ class PlanState:
             self._factors = rewards / rewards.max() if rewards.max() > 0 else np.ones(len(self._names))
         self._repetition.add(evidence.train_losses, evidence.dev_losses, evidence.passes)
         self._updates += 1
-        return self.mixture
+        self._latest = self.mixture
+        return self._latest
 
     @property
     def _per_dataset(self) -> bool:
@@ -130,7 +139,16 @@ class PlanState:
         }
 
     def notes(self, evidence: Evidence) -> tuple[str, ...]:
-        return ()
+        """Returns a sentence about the datasets that the plan would draw from more often if it were not for passes."""
+        if not self._latest:
+            return ()
+        passes = np.array(list(self._latest.values())) * self._draws / self._sizes
+        held = passes > most_passes(self._sizes, self._draws, self._worth) * (1 - _AT_LIMIT)
+        names = [short(name) for name, is_held in zip(self._names, held, strict=True) if is_held]
+        if not names:
+            return ()
+        listed = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
+        return (f"{listed}: held at {passes_text(passes[held].max())} passes",)
 
     def state_dict(self) -> dict[str, Any]:
         return {
