@@ -125,6 +125,38 @@ def test_a_training_that_was_cut_off_goes_on_if_it_has_saved(done, monkeypatch):
             assert "cut off" in job.reason
 
 
+@dataclass
+class Forgotten(LocalProcess):
+    """A process of whose end its place knows nothing."""
+
+    def poll(self):
+        end = super().poll()
+        return end and End(None, "gone", True)
+
+
+class Forgetting(LocalProcesses):
+    """This machine, where nothing tells how a process ended."""
+
+    def __init__(self, killed):
+        self.killed = killed
+
+    def start(self, run, stage, log):
+        process = super().start(run, stage, log).process
+        if self.killed:
+            process.kill()
+        return Forgotten(process)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_files_of_a_run_tell_if_its_job_was_forgotten(done, monkeypatch, killed):
+    monkeypatch.chdir(done)
+    path = slurm.write_experiment(done, f"forgotten-{killed}", 60, (1,))
+    (run,) = [run for run in plan(path, load_experiment(path)) if run.name == NAME]
+    job = Job(run)
+    Runner([job], 1, Lines(), Forgetting(killed)).run()
+    assert job.state == ("failed" if killed else "done")
+
+
 class Left(LocalProcesses):
     """This machine, as if an earlier call had left its trainings."""
 
@@ -207,6 +239,10 @@ def test_jobs_that_are_preempted_or_left_end_as_on_this_machine(done, opened):
     there.process.send_signal(signal.SIGINT)
     assert there.end() == 130
     assert " goes on " in there.log.read_text()
+    options = ("--on", "slurm", "--set", "train.max_steps=61")
+    other = multidds("experiment", "there.toml", *options, cwd=done, env=opened, check=False)
+    assert other.returncode == 1
+    assert "with other settings; wait for its end, or 'scancel " in other.stdout
     there.start()
     assert there.end() == 0
     for method in ("uniform", "learned"):

@@ -11,12 +11,12 @@ from .run_list import Planned, Stage
 class End:
     """The end of a command.
 
-    succeeded: whether it says so.
+    succeeded: whether it says so; None: nothing says, and the files of the run must tell.
     how: what ended it, if it did not end by itself.
     cut: whether the cluster may have ended it before it was done, so that the same command has to go on.
     """
 
-    succeeded: bool
+    succeeded: bool | None
     how: str = ""
     cut: bool = False
 

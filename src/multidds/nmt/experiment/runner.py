@@ -201,7 +201,9 @@ class Runner:
         stage = task.stages[0]
         for job in task.jobs:
             job.read()
-        succeeded = end.succeeded and (stage != "train" or bool(task.jobs[0].watch.finished))
+        watch = task.jobs[0].watch
+        succeeded = end.succeeded if end.succeeded is not None else stage == "train" or watch.evaluated
+        succeeded = succeeded and (stage != "train" or bool(watch.finished))
         if succeeded and stage == "prepare":
             for job in task.jobs:
                 job.state = "waiting"

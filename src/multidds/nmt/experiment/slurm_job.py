@@ -52,6 +52,11 @@ class Slurm:
         """Submits a job, or returns the one that an earlier call has left."""
         if number := self._number(run, stage, 0.0):
             return SlurmJob(self, number)
+        if other := self._with_other_settings(run, stage):
+            raise UserError(
+                f"job {other} of an earlier call has {run.folder} with other settings; wait for its end, or 'scancel "
+                f"{other}'."
+            )
         gpus = self._cluster.gpus if stage == "train" else min(self._cluster.gpus, 1)
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"] if gpus > 1 else []
         command = [sys.executable, *launcher, "-m", "multidds", *run.arguments(stage)]
@@ -81,6 +86,12 @@ class Slurm:
         """Returns the number of the job that has not ended; empty if there is none."""
         name = _name(run, stage)
         return next((n for n, (state, of) in self.states(every).items() if of == name and state not in _ENDED), "")
+
+    def _with_other_settings(self, run: Planned, stage: Stage) -> str:
+        """Returns the number of a job for the same folder that has not ended and has other arguments, or nothing."""
+        before = _name(run, stage).rpartition(".")[0] + "."
+        jobs = self._states.items()
+        return next((number for number, (state, of) in jobs if of.startswith(before) and state not in _ENDED), "")
 
     def states(self, every: float = _EVERY) -> dict[str, tuple[str, str]]:
         """Returns {number: (state, name)} of the user's jobs, also of those that ended in the last minutes.
@@ -117,10 +128,10 @@ class SlurmJob:
     def poll(self) -> End | None:
         if self.asked == 1 and time.monotonic() - self.when > _SECONDS:
             return End(False, f"job {self.number} goes on")
-        state = self._state() or "gone from the queue"
-        if state in _ENDED or self.number not in self.slurm.states():
-            return End(state == "COMPLETED", f"job {self.number} is {state}", state in _CUT)
-        return None
+        state = self._state()
+        if self.number not in self.slurm.states():  # Slurm forgets: only the files of the run can tell
+            return End(None, f"job {self.number} is gone from the queue", cut=True)
+        return End(state == "COMPLETED", f"job {self.number} is {state}", state in _CUT) if state in _ENDED else None
 
     def ask_to_stop(self, times: int) -> None:
         """Leaves the job alone; the second time cancels it, so that it saves and stops."""
@@ -133,7 +144,9 @@ class SlurmJob:
 
 
 def _name(run: Planned, stage: Stage) -> str:
-    return f"{run.name}/{stage}.{hashlib.sha256(str(run.folder.resolve()).encode()).hexdigest()[:8]}"
+    """Returns the name of a job: the run, its folder and its arguments, the last two as checksums."""
+    sums = [hashlib.sha256(text.encode()).hexdigest()[:8] for text in (str(run.folder.resolve()), run.command(stage))]
+    return f"{run.name}/{stage}.{'.'.join(sums)}"
 
 
 def _called(*command: str, script: str = "", threads: int = 0) -> str:
