@@ -42,6 +42,7 @@ SHARED = {
     "multidds._base.randomness": {"point", "derive", "random_states", "seed_all", "set_random_states"},
     "multidds._base.text": {"movers"},
     "multidds.mixture.mixture_table": {"table_of"},
+    "multidds.mixture.planned": {"MAX_PASSES"},
     "multidds.history.loggers": {"LAYOUT"},
 }
 # Libraries of extras, and the entry of integrations/ that alone may import them.

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,8 @@ def test_a_dataset_that_is_learned_by_heart_is_named(tmp_path):
     assert sentence.startswith("a (40 times): after 16 passes")
     assert relevant({"a": 0.5, "b": 0.5}, table, {"a": 16.0, "b": 1.0}).warnings() == []
     assert relevant({"a": 0.9, "b": 0.1}, table, {"a": 40.0, "b": 40.0}).warnings() == []  # a long training, as given
+    known = replace(relevant({"a": 0.5, "b": 0.5}, table, {"a": 40.0, "b": 1.0}), most_passes=41)
+    assert known.warnings() == []
     names = [f"d{i}" for i in range(9)]
     shares = dict.fromkeys(names, 1 / 9)
     (sentence,) = relevant(

@@ -218,7 +218,7 @@ class MixtureSettings(Section):
     schedule: Literal["none", "proportional-to-uniform", "cooldown", "reverse-cooldown"] = "none"
     temperature: Above0 = 5.0
     max_passes: Above0 = 4.0
-    repetition: Above0 = 15.0
+    repetition: Above0 = 40.0
     probabilities: dict[str, float] = {}
     every: Positive = 1000
     probe_tokens: Positive = 4000

@@ -25,6 +25,7 @@ from multidds.history import (
     moved_by,
     top_movers,
 )
+from multidds.mixture.planned import MAX_PASSES
 
 from ..common.errors import UserError
 from . import charts
@@ -33,7 +34,6 @@ from .charts import Series
 T = TypeVar("T")
 NOTHING = Markup("")
 _MOST_CELLS = 24  # rows and columns of a heat map
-_MOST_PASSES = 16  # over a dataset, unless a proportional mixture makes more: beyond, it is learned by heart
 _MOST_NAMED = 5  # datasets in a warning
 _FACTS = {"unlearned": "the plan", "learned": "learning", "drift": "both", "signal": "signal"}
 _FACT_COLOURS = dict(zip(_FACTS.values(), (COLOURS[3], COLOURS[1], COLOURS[0], charts.GREY), strict=True))
@@ -57,6 +57,7 @@ class MixtureRun:
     evaluations: {dev set: [(step, loss), ...]} of whole dev sets, if they are known.
     weights: {dev set: weight}, the priority; empty: that of the updates, if it stays the same, else equal ones.
     passes: {dataset: passes over it}; empty: those of the last update.
+    most_passes: over a dataset, unless a proportional mixture makes more; beyond, it is learned by heart.
     """
 
     label: str
@@ -65,6 +66,7 @@ class MixtureRun:
     evaluations: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     passes: dict[str, float] = field(default_factory=dict)
+    most_passes: float = MAX_PASSES
 
     def __post_init__(self) -> None:
         given = [moment.groups["dev_weight"] for moment in self.moments if "dev_weight" in moment.groups]
@@ -121,7 +123,7 @@ class MixtureRun:
             "its share."
             for name, share, best in islice(self._useless(), _MOST_NAMED)
         ]
-        most = max(_MOST_PASSES, self._proportional_passes())
+        most = max(self.most_passes, self._proportional_passes())
         often = [name for name, passes in self.passes.items() if passes > most + 1]  # the plan goes up to that
         often.sort(key=lambda name: -self.passes[name])
         if often:

@@ -324,7 +324,8 @@ def mixture_run_of(run: Run) -> MixtureRun:
     losses = {name: points for name, points in losses.items() if points}
     label = run.label if run.seed == 1 else f"{run.label}, seed {run.seed}"
     passes = validations[-1].passes if validations else {}
-    return MixtureRun(label, run.folder, read_moments(run.folder), losses, run.weights, passes)
+    most = 1 + run.config.mixture.repetition
+    return MixtureRun(label, run.folder, read_moments(run.folder), losses, run.weights, passes, most)
 
 
 def settings_of(runs: list[Run]) -> list[Setting]:
