@@ -52,12 +52,13 @@ DAMAGE: list[Callable[..., str]] = [flip, cut, blank, flip, flip, remove]
 
 @dataclass
 class Damaged:
-    """A copy of a finished folder with one damaged file."""
+    """A copy of a finished folder with one damaged file. also: another that was damaged with it."""
 
     folder: Path
     path: Path
     what: str
     removed: bool
+    also: str = ""
 
     @property
     def kind(self) -> str:
@@ -65,7 +66,8 @@ class Damaged:
         return f"{self.folder.name}/{kind_of(self.folder, self.path)}"
 
     def is_named_in(self, text: str) -> bool:
-        return self.path.name in text or (self.removed and str(self.folder) in text)
+        named = any(name in text for name in (self.path.name, self.also) if name)
+        return named or (self.removed and str(self.folder) in text)
 
 
 def kind_of(folder: Path, path: Path) -> str:
@@ -101,9 +103,11 @@ def copy_swapped(world: World, rng: random.Random) -> Damaged:
             shutil.copytree(theirs, ours)
         else:
             shutil.copy(theirs, ours)
+    names.sort(key=lambda name: name != "config.json")  # which says whose folder it is, so that the rest is foreign
     first = {"checkpoints": "step-00000016.safetensors", "export": "multidds.json", "hypotheses": "mirror-base.txt"}
     path = folder / names[0]
-    return Damaged(folder, path / first[names[0]] if names[0] in first else path, f"foreign {names}", False)
+    path = path / first[names[0]] if names[0] in first else path
+    return Damaged(folder, path, f"foreign {names}", False, *names[1:])
 
 
 def text_in(form: str, source: Path, target: Path) -> list[str]:

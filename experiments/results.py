@@ -99,6 +99,21 @@ def more_steps(settings: Sequence[Setting], folder: Path) -> str:
     return markdown(head, rows)
 
 
+def repetition(settings: Sequence[Setting], tried: Mapping[str, Setting]) -> str:
+    """Returns the learned mixture by the repetition that it assumes, seed 1. tried: settings with runs of R = 15."""
+    rows = []
+    for setting in settings:
+        if setting.name in tried:
+            other = tried[setting.name]
+            runs = [
+                (part, of, name)
+                for part in ("dev", "test")
+                for of, name in ((other, "repetition-15"), (setting, "learned"))
+            ]
+            rows.append([SETTINGS[setting.name], *(f"{of.mean(name, part, [1]):.2f}" for part, of, name in runs)])
+    return markdown(["setting, BLEU", "R = 15, dev", "R = 40, dev", "R = 15, test", "R = 40, test"], rows)
+
+
 def picture(settings: Sequence[Setting], ink: str) -> str:
     """Returns the gap closed in each setting that has a mixture by hand, as SVG."""
     rows = [(SETTINGS[one.name], 100 * closed) for one in settings if (closed := one.gap_closed()) is not None]
@@ -131,6 +146,7 @@ def page(settings: Sequence[Setting], paper: Mapping[str, Setting], measured: Ma
     parts = {
         "summary": summary(settings),
         "regrets": regrets(settings),
+        "repetition": repetition(settings, read(RESULTS / "repetition")),
         "more-steps": more_steps(settings, RESULTS / "more-steps"),
         "all": "\n".join(map(table, settings)).rstrip(),
         "gains": gains.section(measured).strip(),

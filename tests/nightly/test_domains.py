@@ -1,11 +1,9 @@
 """The language model over domains: its text, its methods, and short runs of it."""
 
-import json
 import math
 from itertools import combinations
 
 import domains
-import domains_table
 import pytest
 import torch
 from domains import METHODS, OURS, PAPER, Config
@@ -139,7 +137,7 @@ def test_the_shuffled_control_probes_every_dataset_under_another_name(corpus, mo
 # ---------------------------------------------------------------------------------------------- results
 
 
-def test_runs_are_skipped_where_their_file_is_there(corpus, tmp_path, monkeypatch, capsys):
+def test_runs_are_skipped_where_their_file_is_there(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(domains, "read_corpus", lambda sizes: corpus)
     real = domains.run
     short = lambda asked, corpus: real(config(asked.method, asked.steps, asked.seed), corpus)  # noqa: E731
@@ -150,32 +148,4 @@ def test_runs_are_skipped_where_their_file_is_there(corpus, tmp_path, monkeypatc
     assert {path.name for path in tmp_path.iterdir()} == names
     monkeypatch.setattr(domains, "run", None)
     domains.main([*arguments, "--seed", "1", "2"])
-    capsys.readouterr()
-    domains.main([str(tmp_path), "--table"])
-    shown = capsys.readouterr().out
-    assert "| **uniform** | 1, 2 |" in shown
     assert str(tmp_path) not in "".join(path.read_text() for path in tmp_path.iterdir())
-
-
-def test_the_rival_is_chosen_by_dev_loss_and_compared_by_test_loss():
-    def made(method, seed, dev, test):
-        scores = {"accuracy": 0.5, "expected_accuracy": 0.4}
-        return {
-            "config": {"regime": "r", "method": method, "seed": seed, "steps": 9},
-            "corpus": "c",
-            "sizes": {"a": 1},
-            "dev": {"a": {"loss": dev, **scores}},
-            "test": {"a": {"loss": test, **scores}},
-            "curve": [{"passes": {"a": 1.0}}],
-            "seconds": {"steps": 1.0, "updates": 0.0},
-        }
-
-    runs = [
-        *(made("uniform", 1, 2.0, 1.0), made("uniform", 2, 2.2, 1.0)),
-        *(made("cooldown", 1, 2.05, 0.9), made("cooldown", 2, 2.1, 0.8)),
-        *(made("multidds-s", 1, 1.0, 0.81), made("multidds-s", 2, 1.0, 0.8)),
-    ]
-    shown = domains_table.table(json.loads(json.dumps(runs)))
-    assert "| **cooldown** |" in shown  # 2.075 on dev, against 2.1
-    assert "| multidds-s | 1, 2 | 1.0000 | 0.8050 | 0.5000 | 0.4000 | +5.00 ± 63.55 |" in shown  # gains of 10% and 0%
-    assert domains_table.table([]) == "no runs"

@@ -11,6 +11,7 @@ import bleu_counts
 import dirty_results
 import pytest
 import readme_picture
+import study
 from conftest import ROOT
 
 pytestmark = [
@@ -20,95 +21,112 @@ pytestmark = [
 
 
 RESULTS = ROOT / "results"
-FILES = sorted([*RESULTS.glob("study/*.json"), *RESULTS.glob("domains/*.json")])
-STATIC = {
-    "proportional",
-    "temperature-3",
-    "temperature-5",
-    "temperature-10",
-    "uniform",
-    "unimax",
-    "proportional-to-uniform",
-    "cooldown",
-    "reverse-cooldown",
-}
+RUNS = sorted(
+    path for name in ("trainers", "learned", "study", "repetition", "paper") for path in RESULTS.glob(f"{name}/*.json")
+)
+FIXED = ("proportional", "temperature-3", "temperature-5", "uniform")
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md"]
 
 
+def score(run, part, goal):
+    """The mean over the sets that count, of whichever measure the run has."""
+    sets = [one for name, one in run[part].items() if goal in (None, name)]
+    (key,) = {"bleu", "loss", "error"} & sets[0].keys() if "bleu" not in sets[0] else {"bleu"}
+    return fmean(one[key] for one in sets)
+
+
+@pytest.fixture(scope="module")
 def runs():
-    """[(setting, method, seed, dev score, test score, is it a loss)]"""
-    for path in FILES:
-        run, loss = json.loads(path.read_text()), path.parent.name == "domains"
-        config = run["config"]
-        about = (
-            (f"domains, {config['regime']}", config["method"], config["seed"])
-            if loss
-            else (run["setting"], run["method"], run["seed"])
-        )
-        key = "loss" if loss else "bleu"
-        yield (*about, *(fmean(one[key] for one in run[part].values()) for part in ("dev", "test")), loss)
+    """{setting: {method: {seed: (dev score, test score)}}}, by a reading of its own."""
+    found = defaultdict(lambda: defaultdict(dict))
+    for path in RUNS:
+        if path.parent.name in ("trainers", "learned", "study"):
+            setting, method, seed, _ = path.name.split(".")
+            goal = {"goal-into-english": "bel-eng", "goal-out-of-english": "eng-bel"}.get(setting)
+            run = json.loads(path.read_text())
+            found[setting][method][int(seed)] = tuple(score(run, part, goal) for part in ("dev", "test"))
+    return found
 
 
-def test_the_page_of_results_is_up_to_date():
+def mean(scores, part, seeds):
+    return fmean(scores[seed][part] for seed in seeds)
+
+
+def rows_of(page, heading):
+    """The rows of the table of a page whose head has these cells."""
+    text = page.read_text(encoding="utf-8")
+    head = text.index(f"| {heading} |")
+    lines = text[head:].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def number(cell):
+    return float(re.match(r"[-+]?[\d.]+", cell)[0])
+
+
+def test_the_pages_of_results_are_up_to_date():
     subprocess.run([sys.executable, ROOT / "experiments" / "results.py", "--check"], check=True)
 
 
-def test_the_table_of_the_readme_is_that_of_the_files():
-    """Counted a second time: the difference between the learned mixture and the fixed one that the row names."""
-    subprocess.run([sys.executable, ROOT / "experiments" / "learned_results.py", "--check"], check=True)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"\n\| [^|]*(goal|data)[^|]* \| (\S+) \((.*?)\) \| \S+ \| \*\*(\S+)\*\* \| (\S+)% ± .* \| (\d) \|", text
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_table_of_results_is_that_of_the_files(page, runs):
+    rows = rows_of(page, "setting | best fixed mixture | learned")
+    settings = [name for name in study.SETTINGS if name in runs]
+    assert len(rows) == len(settings) >= 10
+    for setting, (_, fixed, learned, change, by_hand, closed, seeds) in zip(settings, rows, strict=True):
+        here = runs[setting]
+        more_is_better = "BLEU" in learned
+        choose = max if more_is_better else min
+        there = [method for method in FIXED if method in here]
+        shared = set.intersection(*(set(here[method]) for method in there))
+        rival = choose(there, key=lambda method: mean(here[method], 0, shared))
+        assert rival.replace("-", " ") in fixed
+        ours = here["learned-in-budget"] if "learned-in-budget" in here else here["learned"]
+        both = ours.keys() & here[rival].keys()
+        assert int(seeds) == len(both)
+        mine, theirs = mean(ours, 1, both), mean(here[rival], 1, both)
+        scale = 100 if "%" in learned else 1
+        assert (number(learned), number(fixed)) == pytest.approx((scale * mine, scale * theirs), abs=0.051)
+        expected = mine - theirs if more_is_better else 100 * (mine - theirs) / theirs
+        assert number(change) == pytest.approx(expected, abs=0.051)
+        known = [method for method in here if method.startswith(("by-hand", "left-out", "bel-and-rus"))]
+        if not known:
+            assert (by_hand, closed) == ("-", "-")
+            continue
+        shared = set.intersection(*(set(here[method]) for method in known))
+        best = choose(known, key=lambda method: mean(here[method], 0, shared))
+        assert number(by_hand) == pytest.approx(scale * mean(here[best], 1, here[best]), abs=0.051)
+        three = ours.keys() & here[rival].keys() & here[best].keys()
+        mine, theirs, aim = (mean(one, 1, three) for one in (ours, here[rival], here[best]))
+        assert number(closed) == pytest.approx(100 * (mine - theirs) / (aim - theirs), abs=0.51)
+
+
+def test_every_number_of_the_levels_is_that_of_the_files(runs):
+    """README: how far behind the best fixed mixture the plan and the temperatures are at worst."""
+    (sentence,) = re.findall(r"\| \*\*1\. Plan\*\*.*", (ROOT / "README.md").read_text(encoding="utf-8"))
+    worst = dict(re.findall(r"([a-z]+(?: \d)?) (\d+)%", sentence.rpartition("at worst")[2]))
+    behind = defaultdict(list)
+    for here in runs.values():
+        more = max(score for _, score in here["proportional"].values()) > 3.5  # BLEU
+        means = {method: mean(here[method], 1, here[method]) for method in (*FIXED, "planned") if method in here}
+        best = (max if more else min)(value for method, value in means.items() if method != "planned")
+        for method, value in means.items():
+            behind[method].append(100 * abs(value - best) / best if (value < best) == more else 0.0)
+    found = {"plan": "planned", "temperature 3": "temperature-3", "temperature 5": "temperature-5"}
+    assert {name: float(value) for name, value in worst.items()} == pytest.approx(
+        {name: max(behind[method]) for name, method in found.items()}, abs=0.51
     )
-    assert len(rows) == 5
-    found = defaultdict(dict)
-    for path in RESULTS.glob("learned/*.json"):
-        run = json.loads(path.read_text())
-        config = run["config"]
-        found[config["regime"], config["method"]][config["seed"]] = fmean(one["loss"] for one in run["test"].values())
-    regimes = ("goal", "goal-elsewhere", "unwanted", "under-trained", "data-limited")
-    for regime, (_, fixed, rival, learned, change, seeds) in zip(regimes, rows, strict=True):
-        ours, theirs = found[regime, "learned"], found[regime, rival.replace(" ", "-")]
-        common = ours.keys() & theirs.keys()
-        assert int(seeds) == len(common)
-        mine, other = (fmean(losses[seed] for seed in common) for losses in (ours, theirs))
-        assert (float(fixed), float(learned)) == pytest.approx((other, mine), abs=6e-4)
-        assert float(change) == pytest.approx(100 * (mine - other) / other, abs=0.06)
 
 
-def test_the_summary_of_results_is_that_of_the_files():
-    found = list(runs())
-    (summary,) = re.findall(r"(?s)without learning\n\n(.*?)\n\n", (ROOT / "docs" / "results.md").read_text())
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary.splitlines()[2:]]
-    assert {row[0] for row in rows} == {setting for setting, method, *_ in found if method == "anchored"}
-    for setting, rival, gain, *_ in rows:
-        here = [run for run in found if run[0] == setting]
-        loss = here[0][5]
-
-        def mean(method, column, seeds, here=here):
-            return fmean(run[column] for run in here if run[1] == method and run[2] in seeds)
-
-        def common(methods, here=here):
-            return [
-                seed for seed in range(1, 20) if all((method, seed) in {run[1:3] for run in here} for method in methods)
-            ]
-
-        static = {run[1] for run in here} & STATIC
-        seeds = common(static)
-        assert rival == (min if loss else max)(static, key=lambda method: mean(method, 3, seeds))
-        both = common(["anchored", rival])
-        ours, theirs = mean("anchored", 4, both), mean(rival, 4, both)
-        assert f", {len(both)} seed" in gain
-        expected = 100 * (theirs - ours) / theirs if loss else ours - theirs
-        assert float(gain.split()[0].rstrip("%")) == pytest.approx(expected, abs=0.006)
-
-
-def test_the_mean_gain_is_that_of_the_rows():
-    page = (ROOT / "docs" / "results.md").read_text()
-    (summary,) = re.findall(r"(?s)without learning\n\n(.*?)\n\n", page)
-    gains = [float(row.split("|")[3].split()[0]) for row in summary.splitlines()[2:] if "%" not in row]
-    (mean, count) = re.search(r"against its rivals: (\S+) BLEU .* over the (\d+) settings", page).groups()
-    assert int(count) == len(gains)
-    assert float(mean) == pytest.approx(fmean(gains), abs=0.011)
+def test_the_averages_of_the_paper_at_this_scale_are_those_of_the_files():
+    rows = {row[0]: row[1:] for row in rows_of(PAGES[1], "mixture | into English, related | paper")}
+    settings = ("catalogues-m2o", "catalogues-diverse-m2o", "catalogues-o2m", "catalogues-diverse-o2m")
+    published = {"proportional": (24.88, 26.68, 15.49, 16.79), "MultiDDS-S": (25.52, 27.00, 17.32, 18.24)}
+    for name, of_paper in published.items():
+        assert [number(cell) for cell in rows[name][1::2]] == list(of_paper)
+        for setting, cell in zip(settings, rows[name][::2], strict=True):
+            run = json.loads((RESULTS / "paper" / f"{setting}.{name.lower()}.1.json").read_text())
+            assert number(cell) == pytest.approx(score(run, "test", None), abs=0.006)
 
 
 GAINS = sorted(RESULTS.glob("marginal-gains.*.json"))
@@ -134,13 +152,13 @@ def test_correlations_with_measured_gains_are_those_of_the_files(path):
     assert list(map(float, shown)) == pytest.approx(expected, abs=0.006)
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted(RESULTS.glob("learned/*.json"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_file_of_results_is_whole_and_has_no_paths(path):
     text = path.read_text()
     run = json.loads(text)
     assert not re.search(r"/root|/home|/work|data/|runs/", text)
     assert run["versions"]["commit"]
-    if path.parent.name == "study":
+    if "sentences" in run:
         for name, sentences in run["sentences"].items():
             assert bleu_counts.bleu_of_counts(sentences) == pytest.approx(run["test"][name]["bleu"], abs=1e-3)
             assert len(sentences) == run["test"][name]["sentences"]
