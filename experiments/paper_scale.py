@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from bleu_counts import interval
-from study import Setting, markdown
+from study import NAMES, Setting, markdown
 
 from multidds.history import COLOURS
 from multidds.nmt.report.paper_figures import Canvas, drawn, saved
@@ -62,15 +62,15 @@ def best_baseline(setting: Setting) -> str:
 
 
 def averages(whole: Settings) -> str:
-    head = ["mixture", *(f"{words(one)} | paper" for one in whole.values())]
+    head = ["mixture", *(heading for one in whole.values() for heading in (words(one), "paper"))]
     rows = []
-    for method in MAIN:
-        row = []
+    for method in MAIN if whole else ():
+        row = [NAMES.get(method, method.replace("-", " "))]
         for setting in whole.values():
             ours, theirs = {one: bleu(setting, one) for one in MAIN}, papers(setting)["average"]
             row += [best(of[method], of.values()) for of in (ours, theirs)]
-        rows.append([next(iter(whole.values())).named(method), *row])
-    return markdown(" | ".join(head).split(" | "), rows) if whole else ""
+        rows.append(row)
+    return markdown(head, rows) if rows else ""
 
 
 def best(value: float, among: Any) -> str:
@@ -191,9 +191,12 @@ def times(whole: Settings) -> str:
     return markdown(["setting", "MultiDDS, step ahead", "MultiDDS-S"], rows) if rows else ""
 
 
-def picture(found: Settings) -> str:
-    """SVG on white: usage and rewards by step, of both rewards, in each setting."""
+def picture(found: Settings) -> Iterator[str]:
+    """Yields SVG on white, usage and rewards by step, of both rewards, in each setting; nothing without runs."""
     whole = [found[name] for name in SETTINGS if name in found and set(MAIN) <= found[name].runs.keys()]
+
+    if not whole:
+        return
 
     def draw(canvas: Canvas) -> None:
         canvas.set_size_inches(9.6, 8.4)
@@ -212,7 +215,7 @@ def picture(found: Settings) -> str:
 
     svg = saved(drawn(draw), "svg").decode()
     end = svg.index(">", svg.index("<svg")) + 1
-    return svg[svg.index("<svg") : end] + '<rect width="100%" height="100%" fill="white"/>' + svg[end:]
+    yield svg[svg.index("<svg") : end] + '<rect width="100%" height="100%" fill="white"/>' + svg[end:]
 
 
 def rows_of(setting: Setting) -> Iterator[tuple[str, dict[str, tuple[Any, Any]]]]:

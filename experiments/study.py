@@ -119,6 +119,11 @@ class Setting:
     def by_hand(self) -> str | None:
         return self.best([name for name in self.runs if name.startswith(("by-hand", "left-out", "bel-and-rus"))])
 
+    def behind(self, method: str, others: Iterable[str]) -> float:
+        """Returns how far a method is behind the best of others by test score, in per cent of that; below 0: ahead."""
+        best = max(self.sign * self.mean(one, "test") for one in others)
+        return 100 * (best - self.sign * self.mean(method, "test")) / abs(best)
+
     def difference(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
         """Returns (difference, its 95% interval, seeds): BLEU points, or per cent of the other's score."""
         seeds = self.common([ours, theirs])
@@ -135,12 +140,12 @@ class Setting:
         return found * scale, (found - around) * scale, (found + around) * scale, len(seeds)
 
     def gap_closed(self) -> float | None:
-        """Returns how far the default is on the way from the best fixed mixture to the best one by hand."""
+        """Returns how far the default is from the best fixed mixture to a better one by hand; None if there is none."""
         if self.by_hand is None:
             return None
         seeds = self.common([self.default, self.rival, self.by_hand])
         ours, fixed, known = (self.mean(m, "test", seeds) for m in (self.default, self.rival, self.by_hand))
-        return (ours - fixed) / (known - fixed)
+        return (ours - fixed) / (known - fixed) if self.sign * (known - fixed) > 0 else None
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
