@@ -181,3 +181,15 @@ def test_too_little_memory_is_one_line(tiny, more):
     done = subprocess.run([sys.executable, "-c", code], cwd=tiny, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "out of memory" in done.stderr
+
+
+def test_too_little_memory_that_a_library_hides_is_one_line():
+    """The error that CPython raises then was seen in matplotlib, under a limit of memory."""
+    code = (
+        "from multidds.nmt.commands import cli\n"
+        "def app(): raise SystemError('<function draw at 0x1> returned NULL without setting an exception')\n"
+        "cli.app = app; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "out of memory" in done.stderr

@@ -38,7 +38,10 @@ Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set tra
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 Threads = Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")]
 # What torch, threading and CTranslate2 say, in this order.
-_NO_MEMORY = re.compile("memory|can't start new thread|Resource temporarily unavailable", re.IGNORECASE)
+# The last is what CPython says if C code of a library has no memory left and does not say so.
+_NO_MEMORY = re.compile(
+    "memory|can't start new thread|Resource temporarily unavailable|returned NULL without setting an exc", re.IGNORECASE
+)
 _HISTORIES = "of runs, Trainer checkpoints, Lightning logs or saved histories"
 
 
@@ -96,7 +99,9 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
         return f"multidds: {where}{error.strerror or error}", 2
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | SystemError) and _NO_MEMORY.search(str(error))
+    ):
         return "multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.", 2
     return None
 
