@@ -124,7 +124,8 @@ def section(settings: Mapping[str, Sequence[Moment]]) -> str:
         "each dataset, a copy of the run goes on for 40 steps with that dataset's share raised by 0.2, twice, with "
         "common random numbers; the gain is what the averaged weights then score on the dev sets. Beside it are the "
         "signals that gradients give at the same moment, from two probes of 2,048 tokens. Correlations over the eight "
-        "datasets (`benchmarks/marginal_gains.py`; m2o: many-to-one, into English).\n\n![Rewards against measured gains](gains.svg)\n"
+        "datasets (`benchmarks/marginal_gains.py`; m2o: many-to-one, into English).\n\n"
+        "![Rewards against measured gains](gains.svg)\n"
     )
     for setting, moments in settings.items():
         steps = ", ".join(f"{moment['step']:,}" for moment in moments)
