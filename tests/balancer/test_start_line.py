@@ -65,6 +65,12 @@ def test_a_resumed_training_says_where_it_is(start):
     name, share = max(first.mixture.probabilities.items(), key=lambda item: item[1])
     assert f"resumed after step {first.every}; mixture: {name} {100 * share:.0f}%," in line
     assert "plan for" not in line
+    assert "; 10 updates, " in line  # eleven in all
+
+
+def test_the_goals_of_a_priority_are_named(start):
+    _, line = start(balancer_of(dev=batches(NAMES, 4), priority={"a": 3.0, "b": 1.0}, **PLANNED))
+    assert "; by priority for a 75%, b 25%; " in line
 
 
 @pytest.mark.parametrize(

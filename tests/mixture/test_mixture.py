@@ -181,8 +181,14 @@ def test_other_types_and_unknown_names_are_refused_with_the_culprit():
         Mixture({"a": 0.5, "b": "x"})
     with pytest.raises(TypeError, match="Mixture.temperature: sizes.*'a' is None"):
         Mixture.temperature({"a": None}, tau=2)
+    with pytest.raises(TypeError, match=r"'a' is \['x', .{,40}; give its number of examples"):
+        Mixture.proportional({"a": ["x"] * 10**5})
     with pytest.raises(KeyError, match="no dataset 'c'; there are 'a', 'b'"):
         Mixture.uniform("ab")["c"]
+
+
+def test_a_mixture_becomes_a_dict():
+    assert dict(Mixture({"a": 0.25, "b": 0.75})) == {"a": 0.25, "b": 0.75}
 
 
 def test_a_mixture_is_shown_in_a_line():

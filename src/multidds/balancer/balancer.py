@@ -153,6 +153,7 @@ class Balancer:
             average=average,
             vector_bytes=self._prober.vector_bytes,
             table_bytes=getattr(measurement, "set_bytes", 0) * sum(pace.part or (len(train), len(dev))),
+            goals={n: w for n, w in self._training.dev_weights.items() if w} if isinstance(priority, Mapping) else {},
         )
 
     def _pace(

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._base.text import bytes_text, passes_text, percent, short
@@ -27,6 +27,7 @@ class StartLine:
     vector_bytes: the memory of that average.
     table_bytes: the memory of the tables of an update.
     done: steps before this line, of a training that is resumed.
+    goals: {dev set: weight}, if the priority names some.
     """
 
     shares: Mapping[str, float]
@@ -42,6 +43,7 @@ class StartLine:
     vector_bytes: int
     table_bytes: int
     done: int = 0
+    goals: Mapping[str, float] = field(default_factory=dict)
 
     def text(self, look: str, cost: float | None) -> str:
         """Returns the line.
@@ -95,6 +97,8 @@ class StartLine:
 
     def _dev_sets(self) -> str:
         shared = self._shared()
+        if self.goals and not shared:
+            return f"by priority for {', '.join(f'{short(n)} {percent(w)[0]}%' for n, w in self.goals.items())}"
         if self.dev.keys() == self.shares.keys() and not shared:
             return "a dev set for each dataset"
         marks = {name: " (a dataset has that name)" for name in self.dev if name in self.shares}
@@ -119,7 +123,7 @@ class StartLine:
             if share <= 1
             else f"about {share:,.0f} times the time of training"
         )
-        many = "" if math.isinf(pace.updates) else f"{pace.updates:,.0f} updates, "
+        many = "" if math.isinf(pace.updates) else f"{pace.updates - self.done // pace.every:,.0f} updates, "
         part = "" if pace.part is None else f", of {pace.part[0]:,} datasets and {pace.part[1]:,} dev sets at a time"
         every = "every step" if pace.every == 1 else f"every {pace.every:,} steps"
         line = f"{many}{'one' if many else 'an update'} {every}{part}, {time}"

@@ -5,6 +5,7 @@ A mixture has names, probabilities, sizes, and a dataset for every point of [0, 
 """
 
 import math
+import reprlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -220,6 +221,10 @@ class Mixture:
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
+    def keys(self) -> tuple[str, ...]:
+        """Returns the names, so that dict(mixture) is {name: probability}."""
+        return self._names
+
     def __len__(self) -> int:
         return len(self._names)
 
@@ -299,7 +304,8 @@ def _number(what: str, name: str, value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise TypeError(f"{what} must be numbers, but {name!r} is {value!r}.") from None
+        advice = "; give its number of examples, len(...)" if hasattr(value, "__len__") else ""
+        raise TypeError(f"{what} must be numbers, but {name!r} is {reprlib.repr(value)}{advice}.") from None
 
 
 def _checked_sizes(where: str, sizes: Mapping[str, float]) -> dict[str, float]:

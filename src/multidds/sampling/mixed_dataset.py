@@ -53,7 +53,7 @@ class MixedDataset(Dataset[Any]):
         check_mixture("MixedDataset", mixture)
         if not isinstance(datasets, Mapping):
             raise TypeError(f"MixedDataset: datasets must be {{name: dataset}}, got {type(datasets).__name__}.")
-        check_names("MixedDataset", mixture.names, datasets)
+        check_names("MixedDataset: names of the mixture", mixture.names, datasets)
         for name, dataset in datasets.items():
             indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
             if not (is_stream(dataset) or (indexed and not isinstance(dataset, Mapping))):  # such as a DatasetDict

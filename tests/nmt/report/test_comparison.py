@@ -148,7 +148,10 @@ def test_the_best_static_run_and_the_priority_decide():
     assert [cell.number for cell in table.rows[-1].values()] == [None, 10, 30, 30]
     assert compared([ours]) is None
     assert compared(static).verdict() == []  # nothing was learned
-    assert compared([ours, run("other", {"z": [1.0]})]) is None
+    (sentence,) = compared([ours, run("other", {"z": [1.0]})]).verdict()
+    assert sentence.startswith("other is not compared: its dev set is z, and not ")
+    first, second = compared([ours, *static, run("other", {"z": [1.0]})]).verdict()
+    assert (first.split()[0], second.split()[0]) == (ours.label, "other")
 
 
 # ------------------------------------------------------------------------------------------ red sentences
@@ -204,6 +207,7 @@ def test_a_run_under_way_is_compared_at_its_own_step_and_others_are_left_out():
     ours = MixtureRun("learned", Path(), moved, {"a": [(50, 3.0), (100, 2.5)]})
     theirs = MixtureRun("uniform", Path(), [], {"a": [(50, 3.1), (100, 2.6), (1000, 1.6)]})
     other = MixtureRun("other", Path(), [], {"z": [(100, 0.1)]})
-    (sentence,) = compared([ours, theirs, other]).verdict()
+    sentence, left_out = compared([ours, theirs, other]).verdict()
+    assert left_out.startswith(f"{other.label} is not compared")
     assert "learned is better than uniform" in sentence
     assert "up to step 100" in sentence

@@ -247,7 +247,8 @@ def _say_end(at: "Progress", config: "Config", run: Path, again: str) -> None:
     select = config.train.select
     which = "last" if select == "last" else "best"
     value = "" if at.best is None else f"; {which} {MEASURES[select]} {at.best:.4f} at step {at.best_step}"
-    out.print(f"Finished after {at.step} steps ({at.finished}){value}.")
+    why = "" if at.finished == f"{at.step} steps" else f" ({at.finished})"
+    out.print(f"Finished after {at.step} steps{why}{value}.")
     say(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}")
 
 

@@ -49,7 +49,8 @@ def describe(config: Config, console: Console, whole_config: bool = False) -> No
     console.print(f"{config.data.direction}, {parameters:,} parameters, {pairs:,} training pairs")
     console.print(
         f"{tokens / config.train.tokens:,.0f} steps per epoch "
-        f"({config.train.accumulate} batches of about {config.train.batch_tokens:,} tokens each), {steps:,.0f} in all"
+        f"({'one batch' if config.train.accumulate == 1 else f'{config.train.accumulate} batches'} of about "
+        f"{config.train.batch_tokens:,} tokens each), {steps:,.0f} in all"
     )
     console.print(f"memory: about {_gigabytes(config, parameters, prepared):.2f} GB (an estimate)")
     if settings.method == "static":

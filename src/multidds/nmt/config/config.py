@@ -284,9 +284,11 @@ class Config(Section):
         priority = self.mixture.priority
         if isinstance(priority, str):
             if priority not in ("regular", "low", "high"):
+                pair = priority if priority in self.data.names else self.data.names[0]
                 close = suggestion(priority, ("regular", "low", "high"))
                 raise ValueError(
-                    f"[mixture] priority must be 'regular', 'low', 'high' or weights, got {priority!r}.{close}"
+                    f"[mixture] priority must be 'regular', 'low', 'high' or weights such as {{{pair} = 1.0}}, got "
+                    f"{priority!r}.{close if 'Did you mean' in close else ''}"
                 )
         else:
             self._check_names("[mixture] priority", priority)

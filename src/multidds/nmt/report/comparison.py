@@ -35,11 +35,13 @@ class Comparison:
     runs: in their order.
     weights: {dev set: weight} of the means.
     until: the last step that is compared, if some runs went further; None: all have ended at the same step.
+    others: runs that were evaluated on other dev sets, and are not compared.
     """
 
     runs: list[Evaluated]
     weights: dict[str, float]
     until: float | None = None
+    others: Sequence[MixtureRun] = ()
 
     @property
     def kind(self) -> str:
@@ -57,7 +59,7 @@ class Comparison:
         return dict(one.run.evaluations[name])[one.step]
 
     def verdict(self) -> list[str]:
-        """Returns one sentence: whether the learned mixture is better than the best static one; none if one is missing.
+        """Returns whether the learned mixture is better than the best static one, and what was not compared.
 
         >>> from pathlib import Path
         >>> from multidds.history import Moment
@@ -67,17 +69,24 @@ class Comparison:
         >>> print(*compared([ours, theirs]).verdict())
         learned is better than uniform: mean dev loss 1.700 against 1.800, 5.6% lower; lower on 2 of 2 dev sets.
         """
+        left_out = [
+            f"{run.label} is not compared: its dev {'set is' if len(run.evaluations) == 1 else 'sets are'} "
+            f"{', '.join(list(run.evaluations)[:3])}{', ...' * (len(run.evaluations) > 3)}, and not "
+            f"{', '.join(list(self.weights)[:3])}{', ...' * (len(self.weights) > 3)}."
+            for run in self.others
+        ]
         if self.both is None:
-            return []
+            return left_out
         ours, theirs = self.both
         change = (ours.best - theirs.best) / (abs(theirs.best) or 1.0)
         word = "level with" if abs(change) < _LEVEL else "better than" if change < 0 else "worse than"
         lower = sum(self.loss(ours, name) < self.loss(theirs, name) for name in self.weights)
+        sets = f"; lower on {lower} of {len(self.weights)} dev sets" if len(self.weights) > 1 else ""
         return [
             f"{ours.run.label} is {word} {theirs.run.label}: {self.kind} {ours.best:.3f} against {theirs.best:.3f}, "
-            f"{abs(change):.1%} {'lower' if change < 0 else 'higher'}; "
-            f"lower on {lower} of {len(self.weights)} dev sets"
-            + ("." if self.until is None else f"; up to step {self.until:,.0f}, the last that all runs have.")
+            f"{abs(change):.1%} {'lower' if change < 0 else 'higher'}{sets}"
+            + ("." if self.until is None else f"; up to step {self.until:,.0f}, the last that all runs have."),
+            *left_out,
         ]
 
     def tiles(self) -> list[tuple[str, str]]:
@@ -104,9 +113,10 @@ class Comparison:
 
 
 def compared(runs: Sequence[MixtureRun]) -> Comparison | None:
-    """Compares runs by the dev sets that all of them have; None if fewer than two were evaluated on the same."""
+    """Compares runs by the dev sets that all of them have; None if fewer than two were evaluated."""
     evaluated = [run for run in runs if run.evaluations]
     first = max(evaluated, key=lambda run: bool(run.updates)).evaluations if evaluated else {}  # of a learned run
+    others = [run for run in evaluated if not run.evaluations.keys() & first.keys()]
     evaluated = [run for run in evaluated if run.evaluations.keys() & first.keys()]
     names = [name for name in first if all(name in run.evaluations for run in evaluated)]
     given = next((run.weights for run in evaluated if run.weights), {})
@@ -120,9 +130,9 @@ def compared(runs: Sequence[MixtureRun]) -> Comparison | None:
         if steps:
             at = {step: mean_of({name: losses[name][step] for name in names}, weights) for step in steps}
             found.append(Evaluated(run, at))
-    if len(found) < 2:
+    if not found or len(found) + len(others) < 2:
         return None
     last = min(max(one.means) for one in found)  # a run may be under way
     common = [replace(one, means={s: mean for s, mean in one.means.items() if s <= last}) for one in found]
     until = last if any(max(one.means) > last for one in found) and all(one.means for one in common) else None
-    return Comparison(found if until is None else common, weights, until)
+    return Comparison(found if until is None else common, weights, until, others)
