@@ -41,7 +41,7 @@ def row(setting: Setting) -> list[str]:
         f"**{setting.shown(setting.mean(ours, 'test', common))}**",
         f"{change:+.1f}{unit}{around}",
         setting.shown(setting.mean(by_hand, "test")) if by_hand else "-",
-        "-" if closed is None else f"{closed:.0%}",
+        "-" if closed is None else "none" if closed <= 0 else "all" if closed >= 1 else f"{closed:.0%}",
         str(seeds),
     ]
 
@@ -54,7 +54,7 @@ def summary(settings: Sequence[Setting]) -> str:
 def levels(settings: Sequence[Setting]) -> str:
     """Returns the three ways to use it, each with its cost and what it was measured to bring."""
     found = regrets(settings)
-    said = {name: f"{fmean(found[name]):.0f}% behind on average, {max(found[name]):.0f}% at worst" for name in found}
+    said = {name: f"{fmean(values):.1f}% on average, {max(values):.0f}% at worst" for name, values in found.items()}
     fixed = min(FIXED, key=lambda method: fmean(found[method]))
     gains = sorted(-one.behind(one.default, [one.rival]) for one in settings if one.by_hand is not None)
     dirty = dirty_results.table(json.loads(dirty_results.RESULTS.read_text(encoding="utf-8")))
@@ -63,13 +63,14 @@ def levels(settings: Sequence[Setting]) -> str:
         [
             "**1. Plan**: `Mixture.planned(sizes, draws)` instead of a temperature",
             "nothing",
-            f"{said['planned']}; {settings[0].named(fixed)}, the best fixed mixture for everything: {said[fixed]}",
+            f"behind the best mixture of each row below: {said['planned']}; the best of four fixed mixtures "
+            f"({settings[0].named(fixed)}): {said[fixed]}",
         ],
         [
             "**2. Learn**: a `Balancer`, for goals and for data of unknown worth",
             "2% of a long training, up to 15% of a short one",
-            f"{said['learned']}; with one goal or useless data {median(gains):.0f}% ahead of the best of four fixed "
-            "mixtures (median of the rows below)",
+            f"likewise: {said['learned']}; where some data helps more than other, {median(gains):.0f}% *ahead* of the "
+            "best fixed mixture (the median of the rows with a mixture by hand)",
         ],
         [
             "**3. Single examples**: [dirty data](docs/dirty-data.md)",
@@ -150,8 +151,9 @@ def repetition(settings: Sequence[Setting], tried: Mapping[str, Setting]) -> str
 
 
 def picture(settings: Sequence[Setting], ink: str) -> str:
-    """Returns the gap closed in each setting that has a mixture by hand, as SVG."""
-    rows = [(SETTINGS[one.name], 100 * closed) for one in settings if (closed := one.gap_closed()) is not None]
+    """Returns the gap closed in each setting that has a better mixture by hand, as SVG."""
+    closed_gaps = {one.name: one.gap_closed() for one in settings}
+    rows = [(SETTINGS[name], 100 * closed) for name, closed in closed_gaps.items() if closed is not None]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "multidds", "text.color": ink}):
         figure = Figure(figsize=(7.4, 0.9 + 0.34 * len(rows)), layout="constrained")
         figure.patch.set_alpha(0)
