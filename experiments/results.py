@@ -156,7 +156,7 @@ def picture(settings: Sequence[Setting], ink: str) -> str:
     rows = [(SETTINGS[name], 100 * closed) for name, closed in closed_gaps.items() if closed is not None]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "multidds", "text.color": ink}):
         figure = Figure(figsize=(7.4, 0.9 + 0.34 * len(rows)), layout="constrained")
-        figure.patch.set_alpha(0)
+        figure.patch.set_alpha(1.0 if ink == INKS["light"] else 0.0)  # docs/results.md shows the light one on any page
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
         places = range(len(rows), 0, -1)
