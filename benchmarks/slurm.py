@@ -166,9 +166,9 @@ def write_experiment(folder: Path, name: str, steps: int = 300, seeds: tuple[int
 
 
 def jobs(environment: dict[str, str]) -> list[tuple[str, str, str]]:
-    """Returns (number, state, name of the run and stage) of the jobs in the queue."""
+    """Returns (number, state, name of the run and stage) of the jobs in the queue; their names end in two checksums."""
     lines = asked(environment, "squeue", "-h", "-o", "%i|%T|%j").splitlines()
-    return [(number, state, name.rpartition(".")[0]) for number, state, name in (x.split("|", 2) for x in lines)]
+    return [(number, state, name.rsplit(".", 2)[0]) for number, state, name in (x.split("|", 2) for x in lines)]
 
 
 def saved(run: Path) -> int:
