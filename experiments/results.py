@@ -56,20 +56,20 @@ def levels(settings: Sequence[Setting]) -> str:
     found = regrets(settings)
     said = {name: f"{fmean(values):.1f}% on average, {max(values):.0f}% at worst" for name, values in found.items()}
     fixed = min(FIXED, key=lambda method: fmean(found[method]))
-    gains = sorted(-one.behind(one.default, [one.rival]) for one in settings if one.by_hand is not None)
+    ahead = sorted(-one.behind(one.default, [one.rival]) for one in settings if one.by_hand is not None)
     dirty = dirty_results.table(json.loads(dirty_results.RESULTS.read_text(encoding="utf-8")))
     (recovered,) = re.findall(r"\| damaged, `dds` .* \| (\d+%) \|", dirty)
     rows = [
         [
             "**1. Plan**: `Mixture.planned(sizes, draws)` instead of a temperature",
             "nothing",
-            f"behind the best mixture of each row below: {said['planned']}; the best of four fixed mixtures "
-            f"({settings[0].named(fixed)}): {said[fixed]}",
+            f"[behind the best](docs/results.md#one-choice-for-everything) of this, the next and four fixed mixtures: "
+            f"{said['planned']}; the best single fixed one ({settings[0].named(fixed)}): {said[fixed]}",
         ],
         [
             "**2. Learn**: a `Balancer`, for goals and for data of unknown worth",
             "2% of a long training, up to 15% of a short one",
-            f"likewise: {said['learned']}; where some data helps more than other, {median(gains):.0f}% *ahead* of the "
+            f"likewise: {said['learned']}; where some data helps more than other, {median(ahead):.0f}% *ahead* of the "
             "best fixed mixture (the median of the rows with a mixture by hand)",
         ],
         [
@@ -99,15 +99,14 @@ def table(setting: Setting) -> str:
 
 
 def regrets(settings: Sequence[Setting]) -> dict[str, list[float]]:
-    """Returns {mixture: how far it is behind the best of these, in per cent of the test score, by setting}."""
-    methods = [*FIXED, "planned", "multidds-s", "learned"]
-    found: dict[str, list[float]] = {method: [] for method in methods}
+    """Returns {mixture: by how many per cent of the test score it is behind the best of them}, of settings with all."""
+    methods = {method: method for method in (*FIXED, "planned")}
+    found: dict[str, list[float]] = {method: [] for method in (*methods, "learned")}
     for setting in settings:
-        own = {method: setting.default if method == "learned" else method for method in methods}
-        there = [one for one in own.values() if one in setting.runs]
-        for method in methods:
-            if own[method] in there:
-                found[method].append(setting.behind(own[method], there))
+        own = methods | {"learned": setting.default}
+        if set(own.values()) <= setting.runs.keys():
+            for name, method in own.items():
+                found[name].append(setting.behind(method, list(own.values())))
     return found
 
 
@@ -115,8 +114,8 @@ def regret_table(settings: Sequence[Setting]) -> str:
     rows = []
     for method, values in sorted(regrets(settings).items(), key=lambda item: fmean(item[1])):
         name = "**learned**" if method == "learned" else settings[0].named(method)
-        rows.append([name, str(len(values)), f"{fmean(values):.1f}%", f"{max(values):.1f}%"])
-    return markdown(["mixture", "settings", "mean", "worst"], rows)
+        rows.append([name, f"{fmean(values):.1f}%", f"{max(values):.1f}%", str(len(values))])
+    return markdown(["mixture", "behind on average", "at worst", "settings"], rows)
 
 
 def more_steps(settings: Sequence[Setting], folder: Path) -> str:

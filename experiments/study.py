@@ -89,7 +89,7 @@ class Setting:
         return fmean(one[self.measure] for name, one in scores.items() if goal in (None, name))
 
     def mean(self, method: str, part: str, seeds: Collection[int] | None = None) -> float:
-        return fmean(self.score(method, seed, part) for seed in seeds or self.runs[method])
+        return fmean(self.score(method, seed, part) for seed in (self.runs[method] if seeds is None else seeds))
 
     def common(self, methods: Iterable[str]) -> list[int]:
         """Returns the seeds that all of these methods have: only such runs are compared."""
@@ -112,17 +112,18 @@ class Setting:
 
     @property
     def complete(self) -> bool:
-        """Whether there are runs of the default and of a fixed mixture."""
-        return self.default in self.runs and self.best(FIXED) is not None
+        """Whether there are runs of the default and of all fixed mixtures."""
+        return {self.default, *FIXED} <= self.runs.keys()
 
     @property
     def by_hand(self) -> str | None:
         return self.best([name for name in self.runs if name.startswith(("by-hand", "left-out", "bel-and-rus"))])
 
-    def behind(self, method: str, others: Iterable[str]) -> float:
+    def behind(self, method: str, others: Collection[str]) -> float:
         """Returns how far a method is behind the best of others by test score, in per cent of that; below 0: ahead."""
-        best = max(self.sign * self.mean(one, "test") for one in others)
-        return 100 * (best - self.sign * self.mean(method, "test")) / abs(best)
+        seeds = self.common([method, *others])
+        best = max(self.sign * self.mean(one, "test", seeds) for one in others)
+        return 100 * (best - self.sign * self.mean(method, "test", seeds)) / abs(best)
 
     def difference(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
         """Returns (difference, its 95% interval, seeds): BLEU points, or per cent of the other's score."""

@@ -111,6 +111,66 @@ def test_sets_that_cannot_be_mixed_are_refused_by_name(other, message):
         sources.mixing("train")
 
 
+class Random(torch.utils.data.Dataset):
+    """Examples with a random number in them; reading the one at `broken` fails once."""
+
+    def __init__(self, broken=None):
+        self.broken = broken
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, i):
+        if i == self.broken:
+            self.broken = None
+            raise ConnectionError
+        return torch.tensor([i, torch.rand(()).item()])
+
+
+def peeked(loader):
+    next(iter(loader))
+    return loader
+
+
+RANDOM = {
+    "loader": lambda: DataLoader(Random(), batch_size=2, shuffle=True),
+    "stateful loader": lambda: StatefulDataLoader(Random(), batch_size=2, shuffle=True),
+    "stateful loader, peeked at": lambda: peeked(StatefulDataLoader(Random(), batch_size=2)),
+}
+
+
+@pytest.mark.parametrize("before", [0, 1, 2], ids=["first draw", "in a pass", "at its end"])
+@pytest.mark.parametrize("kind", RANDOM)
+def test_random_examples_are_the_same_after_an_error_and_after_a_resume(kind, before):
+    def made():
+        torch.manual_seed(0)
+        return ProbeSources("Balancer", {"train": {"a": RANDOM[kind]()}}, 0)
+
+    whole, broken, resumed = made(), made(), made()
+    for sources in (whole, broken):
+        for update in range(before):
+            drawn(sources, update=update)
+    state = broken.state_dict()
+    with pytest.raises(ZeroDivisionError), broken.put_back_on_error():
+        1 / (0 * len(drawn(broken, update=before, numbers=range(3), total=3)))
+    expected = drawn(whole, update=before)
+    assert_equal(drawn(broken, update=before), expected)
+    broken.load_state_dict(state, 0)  # once more, in the same object and in another
+    assert_equal(drawn(broken, update=before), expected)
+    resumed.load_state_dict(state, 0)
+    assert_equal(drawn(resumed, update=before), expected)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_loader_that_fails_at_once_goes_back_to_its_place(kind):
+    whole, broken = (ProbeSources("Balancer", {"train": {"a": kind(Random(at), batch_size=2)}}, 0) for at in (None, 6))
+    for sources in (whole, broken):
+        drawn(sources, total=3, numbers=range(3))
+    with pytest.raises(ConnectionError), broken.put_back_on_error():
+        drawn(broken, update=1)
+    assert_equal(drawn(broken, update=1), drawn(whole, update=1))
+
+
 @pytest.mark.parametrize("before", [0, 1], ids=["first draw", "in a pass"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sources_go_back_to_their_places_if_an_update_raises(kind, before):

@@ -153,7 +153,7 @@ class Balancer:
             average=average,
             vector_bytes=self._prober.vector_bytes,
             table_bytes=getattr(measurement, "set_bytes", 0) * sum(pace.part or (len(train), len(dev))),
-            goals={n: w for n, w in self._training.dev_weights.items() if w} if isinstance(priority, Mapping) else {},
+            goals=self._goals(),
         )
 
     def _pace(
@@ -211,6 +211,13 @@ class Balancer:
         self._training = Training(self._prior, weights, self.mixture.sizes, draws, groups)
         self._rule_settings = rule
         return rule.start(self._training)
+
+    def _goals(self) -> dict[str, float]:
+        """Returns {dev set: weight} above 0, if the priority names dev sets."""
+        if not isinstance(self.priority, Mapping):
+            return {}
+        weights = weights_of(self.priority, dict.fromkeys(self._estimator.dev.names, 0.0))
+        return {name: weight for name, weight in weights.items() if weight}
 
     def step(self) -> Update | None:
         """Counts one optimizer step. Every `every`-th step updates the mixture and returns the `Update`.
@@ -452,7 +459,8 @@ class Balancer:
         self._drawn_steps = int(state["drawn"]["steps"])
         self._prober.averaged = averaged
         if self._start_line is not None and self._steps:
-            self._start_line = replace(self._start_line, shares=self.mixture.probabilities, done=self._steps)
+            present = self.mixture.probabilities
+            self._start_line = replace(self._start_line, shares=present, done=self._steps, goals=self._goals())
 
 
 def _distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:

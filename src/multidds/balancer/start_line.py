@@ -98,7 +98,8 @@ class StartLine:
     def _dev_sets(self) -> str:
         shared = self._shared()
         if self.goals and not shared:
-            return f"by priority for {', '.join(f'{short(n)} {percent(w)[0]}%' for n, w in self.goals.items())}"
+            listed = [f"{short(name)} {percent(w)[0]}%" for name, w in list(self.goals.items())[:_MOST_NAMES]]
+            return f"by priority for {', '.join([*listed, *_more(len(self.goals) - len(listed))])}"
         if self.dev.keys() == self.shares.keys() and not shared:
             return "a dev set for each dataset"
         marks = {name: " (a dataset has that name)" for name in self.dev if name in self.shares}

@@ -24,6 +24,7 @@ class ProbeSources:
         self._seed = seed
         self._given = {role: dict(by_name) for role, by_name in given.items()}
         self._opened = self._open(seed)
+        self._drawn_from: set[tuple[str, str]] = set()  # (role, name) of sources, since `put_back_on_error` began
 
     def _open(self, seed: int) -> dict[str, dict[str, Source]]:
         return {
@@ -34,6 +35,7 @@ class ProbeSources:
     def batches(self, role: str, name: str, update: int, numbers: range, total: int) -> Iterator[tuple[int, Any]]:
         """Yields (number, batch) of those of `total` batches that this rank takes."""
         source = self._opened[role][name]
+        self._drawn_from.add((role, name))
         for j in range(total):
             if j in numbers:
                 yield j, source.draw((update, j))
@@ -80,14 +82,14 @@ class ProbeSources:
     @contextmanager
     def put_back_on_error(self) -> Iterator[None]:
         """Puts every source back to its place if the block raises; one that cannot be resumed stays where it is."""
-        before = [(source, _place_of(source)) for by_name in self._opened.values() for source in by_name.values()]
+        before = {(role, name): _place_of(source) for role, of in self._opened.items() for name, source in of.items()}
+        self._drawn_from.clear()
         try:
             yield
         except Exception:
-            for source, state in before:
-                now = _place_of(source)
-                if now and any(now[key] != state[key] for key in ("pass", "place") if key in state):
-                    source.load_state_dict(state)
+            for role, name in self._drawn_from:
+                if state := before[role, name]:
+                    self._opened[role][name].load_state_dict(state)
             raise
 
     def names(self, role: str) -> tuple[str, ...]:
@@ -112,6 +114,7 @@ class ProbeSources:
         # Objects that keep their own place come last: they are the user's, and an error must leave them as they were.
         keys = [(role, name) for role, by_name in opened.items() for name in by_name]
         for role, name in sorted(keys, key=lambda key: hasattr(self._given[key[0]][key[1]], "load_state_dict")):
+            opened[role][name].first = self._opened[role][name].first
             opened[role][name].load_state_dict(state[role][name])
         self._seed, self._opened = seed, opened
 

@@ -21,7 +21,9 @@ _log = logging.getLogger("multidds")
 
 
 class Source(Protocol):
-    """A place in the batches of one dataset."""
+    """A place in the batches of one dataset. first: the state of the user's own object before its first batch."""
+
+    first: Any
 
     @property
     def passes(self) -> float:
@@ -127,6 +129,7 @@ class _Function:
     """A function generator -> batch, without order, passes or state: the number of a batch seeds it."""
 
     passes = 0.0
+    first: Any = None
 
     def __init__(self, key: tuple[int | str, ...], function: Callable[[torch.Generator], Any]) -> None:
         self._key, self._function = key, function
@@ -147,7 +150,12 @@ class _Function:
 
 
 class _Loop:
-    """A DataLoader, sequence or other iterable, gone through pass after pass."""
+    """A DataLoader, sequence or other iterable, gone through pass after pass.
+
+    first: of an object that keeps its own place, its state before the first batch.
+    """
+
+    first: Any = None
 
     def __init__(self, label: str, key: tuple[int | str, ...], iterable: Iterable[Any]) -> None:
         self._label, self._key, self._iterable = label, key, iterable
@@ -241,12 +249,14 @@ class _Stateful(_Loop):
     """An iterable that keeps its own place, such as torchdata's StatefulDataLoader."""
 
     _loaded: Any = None  # its own state, as it was loaded
-    _first: Any = None  # its own state before the first batch
 
     def _next(self) -> Any:
-        if self._iterator is None and self._loaded is None and self._first is None:
+        if self._iterator is None:
+            # Apart from the first batch: its random numbers are the same whether or not an iterator is made before it.
             with isolated(derive(*self._key, self._pass, self._place)):
-                self._first = copy.deepcopy(self._iterable.state_dict())  # type: ignore[attr-defined]
+                self._iterator = iter(self._iterable)
+                if self._pass == self._place == 0:
+                    self.first = copy.deepcopy(self._iterable.state_dict())  # type: ignore[attr-defined]
         return super()._next()
 
     def _generators(self) -> list[torch.Generator]:
@@ -263,7 +273,7 @@ class _Stateful(_Loop):
         check_keys(self._label, state, "pass", "place", "own")
         self._iterator, self._pass, self._place = None, state["pass"], state["place"]
         self._loaded = state["own"]
-        own = self._first if self._loaded is None else self._loaded
+        own = self.first if self._loaded is None else self._loaded
         if own is not None:
             self._iterable.load_state_dict(own)  # type: ignore[attr-defined]
 

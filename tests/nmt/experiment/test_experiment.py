@@ -508,7 +508,7 @@ def test_lines_tell_now_and_then_how_far_a_run_is(tmp_path, capsys):
 def test_all_runs_of_our_experiments_resolve(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     runs = plan(path, load_experiment(path))
-    assert len(runs) == {"paper": 40, "cpu": 32, "demo": 4, "demo-tiny": 4, "study": 87, "dirty": 15}[path.stem]
+    assert len(runs) == {"paper": 40, "cpu": 32, "demo": 4, "demo-tiny": 4, "study": 99, "dirty": 15}[path.stem]
     for run in runs:
         average = run.config.mixture.method == "moving-average"
         assert not average or (run.config.train.mixing, run.config.train.accumulate) == ("batch", 1)

@@ -201,9 +201,10 @@ class Runner:
         stage = task.stages[0]
         for job in task.jobs:
             job.read()
-        watch = task.jobs[0].watch
-        succeeded = end.succeeded if end.succeeded is not None else stage == "train" or watch.evaluated
-        succeeded = succeeded and (stage != "train" or bool(watch.finished))
+        succeeded = end.succeeded and (stage != "train" or bool(task.jobs[0].watch.finished))
+        if end.succeeded is None:
+            with contextlib.suppress(UserError):  # then it did not
+                succeeded = stage not in remaining_stages(task.jobs[0])
         if succeeded and stage == "prepare":
             for job in task.jobs:
                 job.state = "waiting"

@@ -144,8 +144,9 @@ class SlurmJob:
 
 
 def _name(run: Planned, stage: Stage) -> str:
-    """Returns the name of a job: the run, its folder and its arguments, the last two as checksums."""
-    sums = [hashlib.sha256(text.encode()).hexdigest()[:8] for text in (str(run.folder.resolve()), run.command(stage))]
+    """Returns the name of a job: the run, its folder and its settings, the last two as checksums."""
+    texts = (str(run.folder.resolve()), run.config.model_dump_json())
+    sums = [hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts]
     return f"{run.name}/{stage}.{'.'.join(sums)}"
 
 

@@ -146,8 +146,9 @@ def _section_of_mixture_runs(name: str, runs: list[MixtureRun], out: Path) -> Se
     if (comparison := compared_by_loss(runs)) is not None:
         section.summaries[:0] = comparison.verdict()
         section.tiles[:0] = comparison.tiles()
-        section.rows.insert(0, comparison.row())
-        section.tables.append(comparison.table(f"losses.{name}"))
+        if len(comparison.runs) > 1:
+            section.rows.insert(0, comparison.row())
+            section.tables.append(comparison.table(f"losses.{name}"))
     for run in runs:
         if not run.moments:
             continue
