@@ -108,7 +108,7 @@ class DirectionEstimator:
         try:
             with self.dev.put_back_on_error():
                 yield
-        except Exception:
+        except BaseException:
             self.updates, self._average = before
             raise
 

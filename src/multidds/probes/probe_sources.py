@@ -86,7 +86,7 @@ class ProbeSources:
         self._drawn_from.clear()
         try:
             yield
-        except Exception:
+        except BaseException:  # Ctrl-C, too
             for role, name in self._drawn_from:
                 if state := before[role, name]:
                     self._opened[role][name].load_state_dict(state)
