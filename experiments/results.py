@@ -35,9 +35,10 @@ def row(setting: Setting) -> list[str]:
     unit = "" if setting.measure == "bleu" else "%"
     around = "" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})"
     closed = setting.gap_closed()
+    of_fewer = "" if len(setting.fixed) == len(FIXED) else f", of {len(setting.fixed)}"
     return [
         SETTINGS[setting.name],
-        f"{setting.shown(setting.mean(rival, 'test', common))} ({setting.named(rival)})",
+        f"{setting.shown(setting.mean(rival, 'test', common))} ({setting.named(rival)}{of_fewer})",
         f"**{setting.shown(setting.mean(ours, 'test', common))}**",
         f"{change:+.1f}{unit}{around}",
         setting.shown(setting.mean(by_hand, "test")) if by_hand else "-",

@@ -112,8 +112,13 @@ class Setting:
 
     @property
     def complete(self) -> bool:
-        """Whether there are runs of the default and of all fixed mixtures."""
-        return {self.default, *FIXED} <= self.runs.keys()
+        """Whether there are runs of the default and of two fixed mixtures or more."""
+        return self.default in self.runs and len(self.fixed) > 1
+
+    @property
+    def fixed(self) -> list[str]:
+        """The fixed mixtures that ran."""
+        return [method for method in FIXED if method in self.runs]
 
     @property
     def by_hand(self) -> str | None:

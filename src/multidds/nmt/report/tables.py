@@ -359,6 +359,7 @@ def findings(setting: Setting) -> list[str]:
         return [*sentences, f"{by_hand}, by hand: {aim:.2f} BLEU, no better than {baseline}."]
     way = (ours - theirs) / (aim - theirs)
     found = f"{way:.0%} of the way from {baseline} to it" if way > 0 else f"no nearer to it than {baseline}"
+    found = found if way < 1 else "ahead of it, without being told"
     return [*sentences, f"{by_hand}, by hand: {aim:.2f} BLEU; {learned} is {found}."]
 
 
