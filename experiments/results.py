@@ -100,14 +100,13 @@ def table(setting: Setting) -> str:
 
 
 def regrets(settings: Sequence[Setting]) -> dict[str, list[float]]:
-    """Returns {mixture: by how many per cent of the test score it is behind the best of them}, of settings with all."""
+    """Returns {mixture: by how many per cent of the test score it is behind the best of those that ran, by setting}."""
     methods = {method: method for method in (*FIXED, "planned")}
     found: dict[str, list[float]] = {method: [] for method in (*methods, "learned")}
     for setting in settings:
-        own = methods | {"learned": setting.default}
-        if set(own.values()) <= setting.runs.keys():
-            for name, method in own.items():
-                found[name].append(setting.behind(method, list(own.values())))
+        own = {name: one for name, one in (methods | {"learned": setting.default}).items() if one in setting.runs}
+        for name, method in own.items():
+            found[name].append(setting.behind(method, list(own.values())))
     return found
 
 

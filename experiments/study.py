@@ -126,9 +126,8 @@ class Setting:
 
     def behind(self, method: str, others: Collection[str]) -> float:
         """Returns how far a method is behind the best of others by test score, in per cent of that; below 0: ahead."""
-        seeds = self.common([method, *others])
-        best = max(self.sign * self.mean(one, "test", seeds) for one in others)
-        return 100 * (best - self.sign * self.mean(method, "test", seeds)) / abs(best)
+        best = max(self.sign * self.mean(one, "test") for one in others)
+        return 100 * (best - self.sign * self.mean(method, "test")) / abs(best)
 
     def difference(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
         """Returns (difference, its 95% interval, seeds): BLEU points, or per cent of the other's score."""

@@ -116,11 +116,9 @@ def test_the_levels_of_the_readme_are_those_of_the_files(runs):
     behind = defaultdict(list)
     for setting, here in runs.items():
         names = [*FIXED, "planned", "learned-in-budget" if "learned-in-budget" in here else "learned"]
-        if not set(names) <= here.keys():
-            continue
+        names = [name for name in names if name in here]
         sign = 1 if setting in BLEU else -1
-        seeds = set.intersection(*(set(here[name]) for name in names))
-        means = {name.removesuffix("-in-budget"): sign * mean(here[name], 1, seeds) for name in names}
+        means = {name.removesuffix("-in-budget"): sign * mean(here[name], 1, here[name]) for name in names}
         for name, value in means.items():
             behind[name].append(100 * (max(means.values()) - value) / abs(max(means.values())))
     plan, learn, _ = rows_of(ROOT / "README.md", " | costs | measured")
