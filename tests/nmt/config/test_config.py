@@ -1,4 +1,5 @@
 import re
+import sys
 import tomllib
 
 import pytest
@@ -16,6 +17,15 @@ pairs = ["aze-eng", "bel-eng"]
 train = "{many}/train.{lang}"
 dev = "{many}/dev.{lang}"
 """
+
+
+@pytest.fixture(autouse=True)
+def usual_recursion_limit():
+    """Some libraries raise the limit when they are imported, and nested values are then read."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
 
 
 def config(text=MINIMAL, *overrides, tmp_path):
