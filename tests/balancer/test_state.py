@@ -290,7 +290,7 @@ def test_a_state_without_a_key_is_refused_and_changes_nothing(keys):
     ("change", "message"),
     [
         ({"version": 1}, "version 1"),
-        ({"mixture": {"version": 3, "probabilities": {"a": 0.5, "b": 0.2, "c": 0.2}, "sizes": None}}, r"sum to 0\.9"),
+        ({"mixture": {"version": 4, "probabilities": {"a": 0.5, "b": 0.2, "c": 0.2}, "sizes": None}}, r"sum to 0\.9"),
         ({"prior": {"a": 1.0}}, "prior: 'b', 'c'"),
         ({"plan": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, "plan: 'd'"),
     ],

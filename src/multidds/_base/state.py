@@ -10,7 +10,7 @@ from typing import Any
 
 from .checks import check_names
 
-VERSION = 3  # of the states that this release writes and reads
+VERSION = 4  # of the states that this release writes and reads
 
 
 def check_keys(where: str, state: object, /, *keys: str) -> None:

@@ -19,7 +19,7 @@ from ..common.errors import DamagedError, UserError
 from ..common.files import PARTIAL, readable, whole_file
 from .identity import check_owner, identity_of
 
-FORMAT = "multidds-4"
+FORMAT = "multidds-5"
 BEST = "best.safetensors"
 _FOLDER = "checkpoints"
 _REMEDY = "restore it from a copy, or train again in another folder."
