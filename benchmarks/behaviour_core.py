@@ -234,8 +234,8 @@ def mixtures_section(folder: Path) -> Lines:
         "planned, short": Mixture.planned(POOLS, draws=500),
         "planned, long": Mixture.planned(POOLS, draws=100_000),
         "planned, weights": Mixture.planned(POOLS, draws=5000, weights=weights),
-        "planned, more transfer": Mixture.planned(POOLS, draws=5000, transfer=0.3),
-        "planned, repetition worth less": Mixture.planned(POOLS, draws=50_000, worth=4.0),
+        "planned, repetition worth more": Mixture.planned(POOLS, draws=5000, repetition=40.0),
+        "planned, repetition worth less": Mixture.planned(POOLS, draws=50_000, repetition=4.0),
     }
     return {what: line([mixture.probabilities]) for what, mixture in mixtures.items()}
 
