@@ -4,7 +4,6 @@ import copy
 import math
 
 import pytest
-import reference
 import torch
 from assertions import assert_order_invariant
 from torch import nn
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader
 from toy_balancers import DEV, MANY, MANY_DEV, NAMES, SIZES, balancer_of, many
 from toys import Everything, batches, dataset, loss, losses, mlp, train_step
 
-from multidds import Balancer, Budget, Limits, Mixture, Probes, batches_of, interleave
+from multidds import Balancer, Budget, Limits, Mixture, Probes, batches_of, interleave, reference
 from multidds.mixture import Replay
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine
 from multidds.rules import Evidence, RelevancePlan, Scorer, Training

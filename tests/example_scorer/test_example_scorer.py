@@ -4,7 +4,6 @@ import copy
 from functools import partial
 
 import pytest
-import reference
 import torch
 import torch.distributed as dist
 from assertions import assert_equal, assert_ranks_equal_one_process, assert_resumes_exactly
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from toys import Everything, batch, dataset, mlp
 
-from multidds import ExampleScorer, batches_of
+from multidds import ExampleScorer, batches_of, reference
 from multidds.example_scorer import DevDirection, OwnNetwork, SmallNetwork
 from multidds.probes import Probes
 

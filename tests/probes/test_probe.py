@@ -1,13 +1,13 @@
 """`probe`: the table of inner products is that of the gradients, for any model that can be probed."""
 
 import pytest
-import reference
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from toy_balancers import DEV, NAMES
 from toys import batches, loss, mlp
 
+from multidds import reference
 from multidds.probes import probe
 
 

@@ -1,10 +1,10 @@
 """Rounds of probes: weights of dev sets, and rounds that probe a part of the sets."""
 
 import pytest
-import reference
 from toy_balancers import DEV, MANY, MANY_DEV, estimator_of, many_sources
 from toys import batches, loss, mlp
 
+from multidds import reference
 from multidds.probes.probe_sources import ProbeSources
 from multidds.rewards.estimator import Part
 from multidds.rewards.rotation import Rotation

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-import reference
 import torch
 from peak_tensor_memory import PeakTensorMemory
 from torch import nn
 from toy_balancers import DEV, NAMES, estimator_of
 from toys import batches, loss, mlp, train_step
 
+from multidds import reference
 from multidds.probes import probe
 from multidds.rewards import Cosine, FromTable, MovingAverage, StabilizedCosine, multidds, multidds_s
 

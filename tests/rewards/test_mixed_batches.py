@@ -3,13 +3,12 @@
 import math
 
 import pytest
-import reference
 import torch
 from torch import nn
 from toy_balancers import MANY, MANY_DEV, estimator_of, many_sources
 from toys import loss, losses, mlp
 
-from multidds import Probes
+from multidds import Probes, reference
 from multidds.probes.probe_sources import ProbeSources
 from multidds.rewards import MeanSlope
 from multidds.rewards.estimator import Part

@@ -7,9 +7,9 @@ import torch
 from assertions import assert_resumes_exactly
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import scorer_step, softmax
 from toy_rules import OnLists, by_place
 
+from multidds.reference import scorer_step, softmax
 from multidds.rules import Evidence, RelevancePlan, Scorer
 from multidds.rules.scorer import raised_to
 
