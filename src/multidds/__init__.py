@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .rewards import relevance
     from .sampling import MixtureSampler, batches_of, interleave
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Balancer",
