@@ -45,8 +45,8 @@ nightly: $(addprefix nightly-,$(PART))  ## what takes long, or checks results; m
 nightly-%: $(READY)
 	$(BIN)/pytest -n auto --dist loadfile --durations 10 -m "nightly(part='$*')"
 
-proofs:  ## docs/proofs.md, from the marks of the tests
-	$(PYTHON) tests/support/proofs.py
+proofs:  ## print which test proves which claim of the docs
+	@$(PYTHON) tests/support/proofs.py
 
 constraints:  ## constraints.txt anew: its pins, and the newest versions of everything else that go with them
 	rm -rf build/newest && mkdir -p build

@@ -1,6 +1,8 @@
 """The README, the docs and the examples are run, so they stay true."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import lightning
@@ -154,8 +156,12 @@ def test_every_file_of_tests_that_the_docs_name_exists():
                 assert list((ROOT / "tests").rglob(file)), f"{page.name}: {file}"
 
 
-def test_the_page_of_proofs_is_up_to_date():
-    assert proofs.PAGE.read_text(encoding="utf-8") == proofs.page(), "make proofs"
+def test_the_command_of_proofs_prints_every_claim():
+    command = [sys.executable, proofs.__file__]
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    sentences = [sentence for rows in proofs.claims().values() for sentence in rows]
+    assert len(sentences) > 100
+    assert all(f"| {sentence} |" in printed for sentence in sentences)
 
 
 def test_what_works_where_is_proved_by_a_test_of_that_trainer():

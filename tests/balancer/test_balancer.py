@@ -16,11 +16,8 @@ from multidds.mixture import Replay
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine
 from multidds.rules import Evidence, RelevancePlan, Scorer, Training
 
-DEFAULT_RULE = pytest.mark.claim(
-    "The method",
-    "the default rule is the documented formula; noise comes from the halves of a probe; what is cut and "
-    "what is not; resume; limits; pace",
-)
+DEFAULT_RULE = "the default rule starts from its plan and follows what its probes measure, by the documented formula"
+LIMITS = "bounds of shares and of passes hold for every rule"
 
 
 # ------------------------------------------------------------------------------------------ the paper
@@ -103,7 +100,7 @@ def test_many_datasets_in_another_order_give_the_same_mixture(reward):
 # ------------------------------------------------------------------------------------------ the default rule
 
 
-@DEFAULT_RULE
+@pytest.mark.claim("The method", DEFAULT_RULE)
 def test_the_default_follows_what_its_probes_measure():
     """Rewards and relevance of an update are those of the naive reference, and the mixture is the plan by them."""
     model, train, dev = mlp(), batches(NAMES, 4), batches(DEV, 4, seed=1)
@@ -139,7 +136,7 @@ def test_the_default_follows_what_its_probes_measure():
     assert update.mixture == pytest.approx(rule.step(evidence), abs=0.02)  # sketches
 
 
-@DEFAULT_RULE
+@pytest.mark.claim("The method", DEFAULT_RULE)
 def test_the_same_evidence_at_every_update_is_signal():
     train, dev = ({name: [b[0]] * 2 for name, b in given.items()} for given in (batches(NAMES), batches(DEV, seed=1)))
     balancer = balancer_of(None, train, dev, rule=RelevancePlan())
@@ -166,7 +163,7 @@ def plan_by_names(**options):
     return Mixture.planned(SIZES, 300.0, **options).probabilities
 
 
-@DEFAULT_RULE
+@pytest.mark.claim("The method", DEFAULT_RULE)
 def test_with_sizes_and_length_training_starts_with_the_plan_and_learns_from_there():
     balancer, plan = planning(), plan_by_names()
     assert balancer.mixture.probabilities == balancer.start == pytest.approx(plan)
@@ -178,7 +175,7 @@ def test_with_sizes_and_length_training_starts_with_the_plan_and_learns_from_the
     assert planning(limits=Limits(bounds={"a": (0.0, 0.12)})).mixture["a"] == pytest.approx(0.12)
 
 
-@DEFAULT_RULE
+@pytest.mark.claim("The method", DEFAULT_RULE)
 def test_the_plan_serves_the_dev_sets_as_their_priority_says():
     assert planning(priority={"a": 3, "b": 1, "c": 1}).mixture["a"] > plan_by_names()["a"]
     only = planning(priority={"a": 1})  # the others count nothing
@@ -299,7 +296,7 @@ def test_the_default_rule_learns_from_rewards_if_relevance_is_not_measured(optio
     assert update.mixture[first] / update.prior[first] < update.mixture[last] / update.prior[last]
 
 
-@DEFAULT_RULE
+@pytest.mark.claim("The method", LIMITS)
 @pytest.mark.parametrize("rule", [RelevancePlan(), Scorer(lr=5.0), Winner()])
 def test_bounds_hold_for_every_rule(rule):
     balancer = balancer_of(limits=Limits(bounds={"c": (0.7, 0.75), "a": (0.0, 0.05)}), rule=rule)
@@ -309,7 +306,7 @@ def test_bounds_hold_for_every_rule(rule):
         assert mixture["a"] <= 0.05 + 1e-9
 
 
-@DEFAULT_RULE
+@pytest.mark.claim("The method", LIMITS)
 @pytest.mark.parametrize("rule", [RelevancePlan(), Scorer(lr=5.0), Winner()])
 def test_no_dataset_has_more_passes_than_allowed(rule):
     options = {"steps": 60, "examples_per_step": 10, "limits": Limits(max_passes={"a": 4.0}), "rule": rule}

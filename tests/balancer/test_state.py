@@ -119,11 +119,7 @@ def test_a_step_whose_update_raised_counts_once_in_the_averaged_parameters():
     assert_equal(averages[1], averages[0])
 
 
-@pytest.mark.claim(
-    "The method",
-    "the default rule is the documented formula; noise comes from the halves of a probe; what is cut and "
-    "what is not; resume; limits; pace",
-)
+@pytest.mark.claim("The method", "resume is exact, also in a new process")
 def test_resume_of_the_default_rule_with_plan_limits_and_groups_is_exact():
     length = {"steps": 40, "examples_per_step": 5, "limits": Limits(max_passes=5.0)}
     options = {"rule": RelevancePlan(), "groups": {"a": "g", "b": "g"}, **length}

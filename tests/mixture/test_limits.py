@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from multidds import Mixture
 from multidds.mixture.limits import Limits, within
 
-pytestmark = pytest.mark.claim(
-    "The method", "the default rule is its formula; noise by halves of probes; cuts, limits, pace"
-)
+pytestmark = pytest.mark.claim("The method", "bounds of shares and of passes hold for every rule")
 
 
 @st.composite

@@ -1,13 +1,12 @@
-"""The page docs/proofs.md, made from the marks `@pytest.mark.claim(section, sentence)` of the tests.
+"""The table of claims and the tests that prove them, from the marks `@pytest.mark.claim(section, sentence)`.
 
-`make proofs` writes it. The marks are read from the sources, so that the page does not depend on what is installed.
+`make proofs` prints it. The marks are read from the sources, so the table does not depend on what is installed.
 """
 
 import ast
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-PAGE = TESTS.parent / "docs" / "proofs.md"
 SECTIONS = (
     "The method",
     "Hugging Face Trainer",
@@ -21,13 +20,6 @@ SECTIONS = (
     "Mixtures for other trainers",
     "Other tasks",
 )
-HEAD = """# Which test proves what
-
-For contributors: every claim of the guides, and the tests that fail if it is not true. The tests are in
-[tests/](../tests/test_docs.py); integrations are tested with the real libraries. `make proofs` makes this page from the
-marks `@pytest.mark.claim(section, sentence)` of the tests. Every "yes" in the table of
-[what works where](integrations.md#what-works-where) has its row.
-"""
 
 
 def claims() -> dict[str, dict[str, list[str]]]:
@@ -63,14 +55,14 @@ def marks_in(tree: ast.expr | None, texts: dict[str, str]) -> list[tuple[str, st
     ]
 
 
-def page() -> str:
-    text = HEAD
+def table() -> str:
+    """Returns the claims of all sections as Markdown."""
+    sections = []
     for section, rows in claims().items():
-        text += f"\n## {section}\n\n| claim | test |\n|---|---|\n"
-        for sentence, tests in rows.items():
-            text += f"| {sentence} | {', '.join(f'`{test}`' for test in tests)} |\n"
-    return text
+        lines = [f"| {sentence} | {', '.join(f'`{test}`' for test in tests)} |" for sentence, tests in rows.items()]
+        sections.append("\n".join([f"## {section}", "", "| claim | test |", "|---|---|", *lines]))
+    return "\n\n".join(sections)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    print(table())
