@@ -7,11 +7,13 @@ the command line itself.
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from pygments.lexers.shell import BashLexer
+from sphinx import addnodes
 
 import multidds
 
@@ -97,7 +99,19 @@ class Commands(Directive):
         yield section
 
 
+def pages_outside_as_downloads(app: Any, doctree: nodes.document) -> None:
+    """Links to Markdown files outside the site, such as the log, become downloads. MyST would look for a page."""
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        if link.get("refdomain") == "doc" and link["reftarget"] not in app.env.found_docs:
+            file = Path(app.srcdir, link["reftarget"] + ".md")
+            target = os.path.relpath(file, Path(app.srcdir, link["refdoc"]).parent)
+            link.replace_self(
+                addnodes.download_reference("", "", *link.children, refdoc=link["refdoc"], reftarget=target)
+            )
+
+
 def setup(app: Any) -> None:
+    app.connect("doctree-read", pages_outside_as_downloads, priority=400)  # before Sphinx collects downloads
     app.connect("autodoc-process-docstring", arguments_as_definitions)
     app.add_directive("commands", Commands)
     app.add_lexer("console", BashLexer)  # our blocks are commands without a prompt, which would look like output

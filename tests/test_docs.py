@@ -20,7 +20,10 @@ import multidds
 from multidds import Balancer, Mixture
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+FOLDERS = {folder: sorted((ROOT / folder).rglob("*.md")) for folder in ("docs", "examples", "experiments")}
+PAGES = [*sorted(ROOT.glob("*.md")), *(page for pages in FOLDERS.values() for page in pages)]
+RECIPES = sorted(path for folder in ("recipes", "experiments") for path in (ROOT / folder).rglob("*.toml"))
+EARLIER = ("LOG.md", "CHANGELOG.md")  # which tell of earlier versions
 
 
 def before_and_after(diff):
@@ -42,18 +45,25 @@ def test_the_readme_gives_the_two_commands():
     assert {line.partition("#")[0].strip() for line in lines} >= {"make demo", "make test"}
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, *ROOT.glob("recipes/*.toml"), *ROOT.glob("experiments/*.toml")], ids=lambda path: path.name
-)
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_the_pages_are_all_found():
+    assert all(FOLDERS.values())
+    assert {"README.md", "docs/guide.md", "examples/README.md", "experiments/LOG.md"} <= {name(page) for page in PAGES}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=name)
 def test_short_names_are_explained_where_they_stand(page):
-    """And the default has one name. The log and the changelog are about earlier versions, too."""
+    """And the default has one name."""
     text = re.sub(r"\s+", " ", page.read_text(encoding="utf-8"))
     prose = re.sub(r"recipes/ted-\w+-\w+\.toml", "", text)
-    if "m2o" in prose and page.name not in ("log.md", "CHANGELOG.md"):
+    if "m2o" in prose and page.name not in EARLIER:
         assert re.search(r"many-to-one \(m2o\)|m2o.{1,10}many-to-one|many-to-one is m2o|into English \(m2o\)", prose)
-    if "{many}" in text and page.name != "architecture.md":
+    if "{many}" in text:
         assert re.search(r"\{many\}( is|:| \(that side)", text)
-    if page.name not in ("log.md", "CHANGELOG.md"):
+    if page.name not in EARLIER:
         assert "anchored" not in text.lower()
 
 
@@ -141,17 +151,18 @@ def test_the_worked_example_of_contributing_runs():
     assert list(update.rewards.values()) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_link_to_a_file_leads_somewhere(page):
-    site = page.parent.name == "docs"  # where a link to a folder would lead to a page of that name
+    folder = ROOT / "docs" if page.name == "results-intro.md" else page.parent  # it becomes docs/results.md
+    site = folder.name == "docs"  # where a link to a folder would lead to a page of that name
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).is_file() or ((page.parent / target).exists() and not site), target
+            assert (folder / target).is_file() or ((folder / target).exists() and not site), target
 
 
 def test_every_file_of_tests_that_the_docs_name_exists():
     for page in PAGES:
-        if page.name != "log.md":  # which tells of earlier ones
+        if page.name not in EARLIER:
             for file in re.findall(r"\w*test_\w+\.py", page.read_text(encoding="utf-8")):
                 assert list((ROOT / "tests").rglob(file)), f"{page.name}: {file}"
 

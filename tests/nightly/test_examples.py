@@ -114,7 +114,7 @@ def test_the_plain_loop_drops_the_noise_and_finds_what_its_page_says(capsys):
     for name in ("web", "rare"):
         assert results["learned"]["accuracy"][name] > results["proportional"]["accuracy"][name] + 0.02
     shown = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("prop", "learned "))]
-    (table,) = blocks(ROOT / "docs" / "examples.md", "text")
+    (table,) = blocks(ROOT / "examples" / "README.md", "text")
     claimed = [line.split() for line in table.splitlines() if line.startswith(("prop", "learned "))]
     for real, said in zip(shown, claimed, strict=True):
         for x, y in zip(real[1:], said[1:], strict=True):

@@ -1,4 +1,4 @@
-"""The snippet of each trainer's page, run as it stands, with nothing around it but what its reader has already.
+"""The snippet of each trainer's section, run as it stands, with nothing around it but what its reader has already.
 
 `python tests/support/snippets.py hf` runs one in an environment that has only that extra (`make nightly
 PART=extras`), so each function imports what its extra brings and no more.
@@ -20,14 +20,17 @@ SIZES = {"code": 24, "manual": 60, "tables": 120}
 ENOUGH = 500  # steps, for an update within the default budget
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page, without the indentation of a list around them."""
-    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^\1```", page.read_text(encoding="utf-8"))
+def blocks(page: Path, language: str, section: str = "") -> list[str]:
+    """The code blocks of a page or of one section, without the indentation of a list around them."""
+    text = page.read_text(encoding="utf-8")
+    if section:
+        (text,) = re.findall(rf"(?ms)^## {section}$(.*?)(?=^## |\Z)", text)
+    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^\1```", text)
     return [re.sub(f"(?m)^{indent}", "", block) for indent, block in found]
 
 
-def the_block(page: str) -> str:
-    (code,) = blocks(ROOT / "docs" / page, "python")
+def the_block(page: str, section: str = "") -> str:
+    (code,) = blocks(ROOT / "docs" / page, "python", section)
     return code
 
 
@@ -80,7 +83,7 @@ def hf(folder: str, steps: int = ENOUGH) -> None:
 
     args = TrainingArguments(**settings(folder, steps))
     names = {"Trainer": Trainer, "model": Classifier(), "args": args, "collator": None, **rows()}
-    exec(the_block("huggingface.md"), names)
+    exec(the_block("integrations.md", "Hugging Face Trainer"), names)
     check(names["trainer"], steps)
 
 
@@ -117,7 +120,7 @@ def trl(folder: str, steps: int = ENOUGH) -> None:
         "dev_sets": {name: sets[name].select(range(8)) for name in ("code", "manual")},
         "tokenizer": PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="<pad>", eos_token="<eos>"),
     }
-    exec(the_block("trl.md"), names)
+    exec(the_block("integrations.md", "TRL"), names)
     check(names["trainer"], steps)
 
 
@@ -151,7 +154,7 @@ def st(folder: str, steps: int = ENOUGH) -> None:
         "train_sets": sets,
         "dev_sets": {name: sets[name].select(range(8)) for name in ("code", "manual")},
     }
-    exec(the_block("sentence-transformers.md"), names)
+    exec(the_block("integrations.md", "sentence-transformers"), names)
     check(names["trainer"], steps)
 
 
@@ -174,7 +177,7 @@ def lightning(folder: str) -> None:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     trainer = partial(Trainer, **quiet, default_root_dir=folder, enable_checkpointing=False)
     names = {"Trainer": trainer, "module": Module(), **rows()}
-    exec(the_block("lightning.md"), names)
+    exec(the_block("integrations.md", "Lightning"), names)
     assert names["mixture"].version >= 10  # ten updates, and the plan if it is another mixture than the prior
 
 
