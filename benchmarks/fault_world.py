@@ -316,14 +316,13 @@ def commands_of(root: Path) -> dict[str, Command]:
         pass
 
     prepared = ["prepare", recipe, "--processes", "1", "--set"]
-    two = ["--set", "train.select=translation", "--set", "train.select_sentences=3"]  # both ranks write, then
     m = ["--languages", "tur,rus", "--list", str(root / "shelf" / "list.toml")]
     listed = [
         Command("prepare", lambda p: [*prepared, f"data.folder={p}/prepared"], nothing, lambda p: files(p, "prepared")),
         Command("train", lambda p: ["train", recipe, "--run", f"{p}/run"], nothing, lambda p: trained(p / "run")),
         Command(
             TWO,
-            lambda p: ["train", recipe, "--folder", f"{p}/run", *two],
+            lambda p: ["train", recipe, "--folder", f"{p}/run"],
             nothing,
             lambda p: trained(p / "run"),
             ranks=True,

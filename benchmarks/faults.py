@@ -35,7 +35,6 @@ IMPORTED = (
     "multidds.nmt.evaluation.evaluate",
     "multidds.nmt.report",
     "multidds.nmt.training.train",
-    "multidds.nmt.training.dev_bleu",
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.record_writer",
     "torch._dynamo",

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from bleu_counts import counts_of
 from domains import commit, rounded
+from sacrebleu.metrics.bleu import BLEU
 
 from multidds.nmt.batches.sentences import Sentences
-from multidds.nmt.config.config import read_run
+from multidds.nmt.config.config import Config, read_run
 from multidds.nmt.evaluation import export
 from multidds.nmt.evaluation.scores import read_scores, scored_lines
-from multidds.nmt.evaluation.translate import open_model
+from multidds.nmt.evaluation.translate import begin, open_model, text_of
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs.record_files import read_records
 from multidds.nmt.runs.records import Updated, Validated
-from multidds.nmt.training.dev_bleu import bleu_of
 
 
 def facts_of(run: Path, threads: int) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
     best = [record for record in validations if record.best][-1]
     prepared = Prepared(config)
     dev = {name: Sentences(prepared, name, "dev") for name in config.data.names}
-    bleu, _ = bleu_of(open_model(export(run), threads), config, prepared.vocabulary, dev, most=10**9)
+    bleu = bleu_of(run, config, prepared, dev, threads)
     measures = ("dev_loss", "accuracy", "expected_accuracy", "soft_bleu")
     dumped = json.loads(config.model_dump_json())
     data = {"pairs": config.data.names, "sizes": {name: made["pairs"][name]["train"]["pairs"] for name in bleu}}
@@ -66,7 +66,19 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
     }
 
 
-def text_of(facts: dict[str, Any]) -> str:
+def bleu_of(run: Path, config: Config, prepared: Prepared, dev: dict[str, Sentences], threads: int) -> dict[str, float]:
+    """Translates the dev sets, and scores them against their prepared text."""
+    model, vocabulary, found = open_model(export(run), threads), prepared.vocabulary, {}
+    for name, sentences in dev.items():
+        tokens = [sentences.tokens(i) for i in range(len(sentences))]
+        results = begin(model, config, [[vocabulary["source"][token] for token in source] for source, _ in tokens])
+        hypotheses = [text_of(result.result().hypotheses[0]) for result in results]
+        references = [text_of([vocabulary["target"][token] for token in target]) for _, target in tokens]
+        found[name] = float(BLEU().corpus_score(hypotheses, [references]).score)
+    return found
+
+
+def json_of(facts: dict[str, Any]) -> str:
     """JSON with one line per key, and the counts of sentences in as little room as they need."""
     lines = [f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in facts.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -88,7 +100,7 @@ def main() -> None:
             continue
         facts = {"method": method} | facts_of(run, given.threads)
         partial = path.with_suffix(".partial")
-        partial.write_text(text_of(rounded(facts)), encoding="utf-8")
+        partial.write_text(json_of(rounded(facts)), encoding="utf-8")
         partial.replace(path)
         test, dev = (sum(one["bleu"] for one in facts[part].values()) / len(facts[part]) for part in ("test", "dev"))
         print(f"{path.name}: dev BLEU {dev:.2f}, test BLEU {test:.2f}", file=sys.stderr)

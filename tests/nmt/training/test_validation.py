@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 import torch
 from made_runs import read_lines
-from sacrebleu.metrics.chrf import CHRF
 from toy_runs import Silent, small_config
 
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.errors import UserError
-from multidds.nmt.evaluation import Translator
-from multidds.nmt.evaluation.translate import text_of
 from multidds.nmt.model.transformer import make_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
-from multidds.nmt.training.dev_bleu import dev_bleu, evenly_spaced
-from multidds.nmt.training.train import Training, train
+from multidds.nmt.training.train import train
 from multidds.nmt.training.validation import Measured, is_better, measure, ngram_counts, ngram_sums, soft_bleu
 
 CPU = torch.device("cpu")
@@ -119,7 +115,7 @@ def test_better_means_lower_for_losses_and_higher_for_the_others():
     assert is_better("loss", 1.0, None)
     assert is_better("loss", 1.0, 2.0)
     assert not is_better("loss", 2.0, 2.0)
-    for select in ("accuracy", "soft-bleu", "translation"):
+    for select in ("accuracy", "soft-bleu"):
         assert is_better(select, 0.0, None)
         assert is_better(select, 2.0, 1.0)
         assert not is_better(select, 1.0, 1.0)
@@ -213,50 +209,6 @@ def test_patience_follows_the_measure_and_needs_one(corpus, monkeypatch, tmp_pat
         small_config(corpus, monkeypatch, "train.patience=2", "train.select=last")
     with pytest.raises(UserError, match=r"\[train\] select: input should be 'loss', 'accuracy'.* but it is 'bleu'"):
         small_config(corpus, monkeypatch, "train.select=bleu")
-
-
-# ---------------------------------------------------------------------------------------------- by translation
-
-
-def test_sentences_to_translate_are_spread_over_the_dev_set():
-    assert evenly_spaced(10, 3) == [0, 3, 6]
-    assert evenly_spaced(3, 10) == [0, 1, 2]
-    assert len(set(evenly_spaced(1000, 999))) == 999
-
-
-def test_the_best_model_by_translation_is_scored_with_its_signature(corpus, monkeypatch, tmp_path):
-    config = small_config(
-        corpus, monkeypatch, "train.select=translation", "train.select_sentences=7", "train.average=4",
-        "train.validate_every=6", "mixture.method=static",
-    )  # fmt: skip
-    at = train(config, tmp_path / "run", Silent())
-    record = validations(tmp_path / "run")[-1]
-    assert set(record["bleu"]) == set(config.data.names)
-    assert record["signature"].startswith("nrefs:1|case:mixed")
-    assert at.best == max(sum(r["bleu"].values()) / 2 for r in validations(tmp_path / "run"))
-    assert not (tmp_path / "run" / "validation.partial").exists()
-
-
-def test_dev_sets_are_translated_as_the_command_translates_them(corpus, monkeypatch, tmp_path):
-    """The same sentences as text, with a tag for the language; by chrF, since so young a model has no BLEU."""
-    monkeypatch.setattr("multidds.nmt.training.dev_bleu.BLEU", CHRF)
-    config = small_config(
-        corpus, monkeypatch, "train.select_sentences=20", "mixture.method=static", pairs=("base-mirror", "base-shift")
-    )
-    train(config, tmp_path / "run", Silent())
-    run = Training(config, tmp_path / "run")
-    run.close()
-    weights, _ = checkpoints.read(tmp_path / "run" / "best.safetensors")
-    weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-    found, _ = dev_bleu(config, weights, run.vocabulary, run.dev, tmp_path / "run", 1)
-    translator = Translator(tmp_path / "run", threads=1)
-    for pair in config.data.pairs:
-        sentences = run.dev[pair.name]
-        source, target = [], []
-        for i in evenly_spaced(len(sentences), 20):
-            tokens = sentences.tokens(i)
-            source.append(text_of([run.vocabulary["source"][t] for t in tokens[0][1:]]))  # without the tag
-            target.append(text_of([run.vocabulary["target"][t] for t in tokens[1]]))
-        lines = list(translator.translate(source, pair.source, pair.target))
-        assert found[pair.name] == CHRF().corpus_score(lines, [target]).score
-        assert found[pair.name] > 0
+    for gone in ("train.select=translation", "train.select_sentences=100"):
+        with pytest.raises(UserError, match=r"\[train\] select.* was removed.* Use .*'accuracy'"):
+            small_config(corpus, monkeypatch, gone)

@@ -32,6 +32,10 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Method = Literal["static", "learned", "shuffled", "multidds", "multidds-s", "moving-average"]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(min_length=1)]
+_REMOVED = {  # {key, or key and value: the end of a message}
+    "train.select_sentences": "was removed with select = 'translation'. Use select = 'accuracy'.",
+    "train.select = translation": "was removed. Use 'accuracy'.",
+}
 
 
 class Section(BaseModel):
@@ -177,8 +181,7 @@ class Train(Section):
     threads: Threads = 0
     average: Count = 0
     validate_every: Count = 0
-    select: Literal["loss", "accuracy", "soft-bleu", "translation", "last"] = "loss"
-    select_sentences: Positive = 100
+    select: Literal["loss", "accuracy", "soft-bleu", "last"] = "loss"
     patience: Count = 0
     save_every: Positive = 1000
     keep: Positive = 2
@@ -395,6 +398,9 @@ def sentence(error: ValidationError, root: type[Section] = Config) -> str:
     place = [str(part) for part in problem["loc"]] or ["config"]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     what = "key" if where or root is not Config else "section"
+    for given in (place[-1], f"{place[-1]} = {problem['input']}"):
+        if removed := _REMOVED.get(".".join([*place[:-1], given])):
+            return f"{where}{given} {removed}"
     if problem["type"] == "extra_forbidden":
         section: Any = root
         for part in place[:-1]:

@@ -75,8 +75,6 @@ class Validated(Record):
     soft_bleu: Numbers
     mean: float  # dev loss
     means: Numbers  # over the dev sets, by measure; weighted by the priority if it is weights
-    bleu: Numbers | None = None  # of part of the dev sets, if [train] select = "translation"
-    signature: str | None = None  # of that BLEU
     best: bool  # whether the model was kept as the best so far
     passes: Numbers
     mixture: Numbers

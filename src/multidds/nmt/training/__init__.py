@@ -1,7 +1,7 @@
 """The training loop and its decisions at every step.
 
 `train` is the loop and `Training` its parts; `start_mixture` and `start_weights` are where it starts, `balancing` makes
-the balancer, `length` plans steps and probes, `validation` and `dev_bleu` measure models, `checkpoint_state` saves all.
+the balancer, `length` plans steps and probes, `validation` measures models, `checkpoint_state` saves all.
 
 >>> from multidds.nmt.training.length import learning_rate
 >>> [round(learning_rate(peak=1.0, warmup=4, start=0.0, step=step), 3) for step in (1, 4, 16)]

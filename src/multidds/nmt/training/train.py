@@ -21,7 +21,7 @@ from ..batches.pair_selection import Chances
 from ..batches.sentences import Sentences
 from ..batches.stream import Stream
 from ..common.processes import Processes
-from ..config.config import Config, mean_of, read_run
+from ..config.config import Config, read_run
 from ..model.averaged_weights import AveragedWeights
 from ..model.device import compiler_errors, device_of
 from ..model.freed_memory import keep_freed_memory
@@ -331,10 +331,8 @@ class Training:
         self.check_losses()
         with self.at_averaged_weights():
             measured = self._measured()
-            translated = self._translated() if select == "translation" else {}
-            weights = self.config.dev_weights
-            means = measured.means(weights)
-            value = mean_of(translated["bleu"], weights) if translated else means[KINDS.get(select, "dev_loss")]
+            means = measured.means(self.config.dev_weights)
+            value = means[KINDS.get(select, "dev_loss")]
             better = is_better(select, value, at.best)
             at.waited = 0 if better else at.waited + 1
             if better:
@@ -343,20 +341,17 @@ class Training:
         if self.balancer is not None and all(math.isfinite(loss) for loss in measured.dev_loss.values()):
             self.balancer.dev_losses = measured.dev_loss
         at.finished = at.finished or self.out_of_patience()
-        self._record_validation(measured, means, translated, better)
+        self._record_validation(measured, means, better)
         shown = "" if MEASURES[select] == "dev loss" else f"  {MEASURES[select]} {value:.4f}"
         mark = "  (best)" if better else ""
         show.line(f"epoch {at.epoch}  step {at.step}  dev loss {means['dev_loss']:.4f}{shown}{mark}")
 
-    def _record_validation(
-        self, measured: Measured, means: dict[str, float], translated: dict[str, Any], better: bool
-    ) -> None:
+    def _record_validation(self, measured: Measured, means: dict[str, float], better: bool) -> None:
         at = self.progress
         record = Validated(
             step=at.step,
             epoch=at.epoch,
             **asdict(measured),
-            **translated,
             perplexity={name: math.exp(min(loss, 700.0)) for name, loss in measured.dev_loss.items()},
             mean=means["dev_loss"],
             means=means,
@@ -379,16 +374,6 @@ class Training:
             measured = measure(self.model, self.dev, self.config.train.batch_tokens, self.device, self.processes)
         self.model.train()
         return measured
-
-    def _translated(self) -> dict[str, Any]:
-        """Returns BLEU of part of the dev sets with its signature."""
-        from .dev_bleu import dev_bleu
-
-        weights, threads = self.model.state_dict(), torch.get_num_threads()
-        scores, signature = dev_bleu(
-            self.config, weights, self.vocabulary, self.dev, self.folder, threads, self.processes
-        )
-        return {"bleu": scores, "signature": signature}
 
     def reason_to_finish(self) -> str:
         at, settings = self.progress, self.config.train

@@ -23,7 +23,6 @@ MEASURES = {  # {[train] select: name of its value}
     "loss": "dev loss",
     "accuracy": "expected accuracy",
     "soft-bleu": "soft BLEU",
-    "translation": "dev BLEU",
     "last": "dev loss",
 }
 
