@@ -11,9 +11,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from canvas import Canvas, drawn, saved
 from matplotlib.axes import Axes
-
-from multidds.nmt.report.paper_figures import Canvas, drawn, saved
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b52ab", "#e69f00", "#8c564b", "#808080")
@@ -97,7 +96,7 @@ def picture(settings: Mapping[str, Sequence[Moment]]) -> str:
             panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
         panels[0].set_ylabel("measured gain in dev loss")
 
-    svg = saved(drawn(draw), "svg").decode()
+    svg = saved(drawn(draw)).decode()
     head, end = svg.index("<svg"), svg.index(">", svg.index("<svg")) + 1
     return svg[head:end] + '<rect width="100%" height="100%" fill="white"/>' + svg[end:]
 

@@ -17,8 +17,8 @@ from statistics import fmean, median
 import dirty_results
 import gains
 import matplotlib as mpl
-import paper_scale
 from matplotlib.figure import Figure
+from paper import paper_scale
 from readme_picture import FONTS, INKS
 from study import FIXED, SETTINGS, Setting, markdown, read
 

@@ -13,6 +13,7 @@ import pytest
 import readme_picture
 import study
 from conftest import ROOT
+from paper import paper_scale
 
 pytestmark = [
     pytest.mark.nightly(part="results"),
@@ -137,6 +138,12 @@ def test_the_averages_of_the_paper_at_this_scale_are_those_of_the_files():
         for setting, cell in zip(settings, rows[name][::2], strict=True):
             run = json.loads((RESULTS / "paper" / f"{setting}.{name.lower()}.1.json").read_text())
             assert number(cell) == pytest.approx(score(run, "test", None), abs=0.006)
+
+
+def test_the_published_averages_of_the_paper_are_those_of_its_scores():
+    for facts in paper_scale.PUBLISHED["settings"].values():
+        for method, scores in facts["bleu"].items():
+            assert fmean(scores.values()) == pytest.approx(facts["average"][method], abs=0.05)
 
 
 GAINS = sorted(RESULTS.glob("marginal-gains.*.json"))

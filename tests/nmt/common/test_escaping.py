@@ -1,4 +1,4 @@
-"""Names in files, on terminals, in figures, pages and LaTeX; and a run whose languages have such names."""
+"""Names in files, on terminals, in figures and pages; and a run whose languages have such names."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from made_runs import make_run, read_lines
 from odd_names import NAMES
 from toy_runs import SMALL
 
-from multidds.nmt.common.escaping import csv_text, drawable, file_name, latex, printable, text_of_csv
+from multidds.nmt.common.escaping import csv_text, file_name, printable, text_of_csv
 from multidds.nmt.config.config import load_config
 from multidds.nmt.report import report
 
@@ -63,24 +63,6 @@ def test_plain_names_are_their_own_files():
 @given(text)
 def test_what_is_printed_has_no_control_characters(name):
     assert printable(name).isprintable()
-    assert drawable(name).isprintable()
-    assert not drawable(name).startswith("_")
-    assert len(drawable(name).replace("\\$", "$")) <= 49
-
-
-def test_latex_takes_every_character_for_text():
-    assert latex(r"a_b & 5% {x} \y ^ ~ [#] *") == (
-        r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciicircum{} \textasciitilde{} {[}\#{]} {*}"
-    )
-    assert latex("a\r\\input{x}") == r"a\textbackslash{}r\textbackslash{}input\{x\}"
-
-
-@given(text)
-def test_latex_leaves_nothing_that_is_special(name):
-    commands = (
-        r"\\(textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar)\{\}|\\[&%$#_{}]|\{[\[\]*]\}"
-    )
-    assert not re.search(r"[\\&%$#_{}~^\[\]*<>|\r\n]", re.sub(commands, "", latex(name)))
 
 
 @pytest.mark.filterwarnings("error")
@@ -100,10 +82,6 @@ def test_a_report_of_odd_names_shows_them_as_text(tmp_path):
         assert (tmp_path / "out" / unquote(place)).stat().st_size > 0
     for path in (tmp_path / "out" / "figures").glob("*.svg"):
         assert "\x1b" not in path.read_text(encoding="utf-8"), path
-    for path in (tmp_path / "out" / "tables").glob("*.tex"):
-        content = path.read_text(encoding="utf-8")
-        assert "\\input{x}" not in content
-        assert "\x1b" not in content
 
 
 SOURCES, TARGET = ("中文/../x $y$", "<script>_&\x1b]0;"), "[my] set"

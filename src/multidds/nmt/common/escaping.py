@@ -1,4 +1,4 @@
-"""Names of datasets, languages and settings, escaped for files, terminals, figures and LaTeX.
+"""Names of datasets, languages and settings, escaped for files, terminals and CSV.
 
 A name is any text. HTML is escaped by jinja2. In logs a name stands as it is behind the word of its group, as in
 "mixture/az": no such word has a '/', so the first one ends it.
@@ -11,16 +11,6 @@ from urllib.parse import quote
 _MAX_CHARACTERS = 120  # of a file name before its endings; file systems take 255 bytes
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # no files on Windows, with any ending
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of formulas
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    **{character: "\\" + character for character in "&%$#_{}"},
-    **{character: f"{{{character}}}" for character in "[]*"},  # at the head of a row they would belong to the last \\
-}
 
 
 def file_name(name: str) -> str:
@@ -48,13 +38,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == " " else repr(c)[1:-1] for c in text)
 
 
-def drawable(text: str) -> str:
-    """Returns text for a figure: short, without formulas, and not hidden from the legend by a leading '_'."""
-    text = printable(text)
-    text = text if len(text) <= 48 else f"{text[:30]} ... {text[-12:]}"
-    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
-
-
 def csv_text(text: str) -> str:
     """Returns text for a cell of a CSV file: a spreadsheet would take it for a formula if it began with one of =+-@.
 
@@ -72,8 +55,3 @@ def text_of_csv(cell: str) -> str:
 def _is_formula(text: str) -> bool:
     unquoted = text.lstrip("'")
     return unquoted[:1] in _FORMULA and len(unquoted) > 1  # '-' alone is a number that is missing
-
-
-def latex(text: str) -> str:
-    """Returns text for a cell of a LaTeX table."""
-    return "".join(_LATEX.get(c, c) for c in printable(text))

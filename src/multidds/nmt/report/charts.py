@@ -108,41 +108,6 @@ def lines(
     return _framed("lines", title, what, paths, axes, legend, colours, data)
 
 
-def dots(
-    rows: Sequence[str], series: Mapping[str, Mapping[str, float]], what: str, title: str, log: bool = False
-) -> Markup:
-    """Returns a row for each name, with a dot for each of the series {label: {row: value}}. log: a logarithmic axis."""
-    colours = colours_of(series)
-    values = [value for values in series.values() for value in values.values() if value > 0 or not log]
-    if not values:
-        return Markup("")
-    scale = math.log10 if log else float
-    low, high = scale(min(values)), scale(max(values))
-    margin = 0.04 * (high - low) or 0.5
-    low, high = low - margin, high + margin
-    ticks = [(tick, f"{tick:g}") for tick in _ticks(low, high)]
-    if log:
-        ticks = [(float(e), f"{10.0**e:g}") for e in range(math.ceil(low), math.floor(high) + 1)]
-        ticks = ticks or [((low + high) / 2, _short(10 ** ((low + high) / 2)))]
-    body = []
-    for row in rows:
-        marks = "".join(
-            f'<i style="left:{_share(scale(of[row]), low, high)};background:{colours[label]}" '
-            f'data-tip="{escape(row)}: {escape(label)} {_short(of[row])}"></i>'
-            for label, of in series.items()
-            if row in of and (of[row] > 0 or not log)
-        )
-        body.append(f'<div class="row"><span>{escape(row)}</span><div class="track">{marks}</div></div>')
-    axis = "".join(f'<span style="left:{_share(tick, low, high)}">{text}</span>' for tick, text in ticks)
-    if low < 0 < high and not log:
-        axis += f'<b class="zero" style="left:{_share(0, low, high)}"></b>'
-    body.append(f'<div class="row axis"><span></span><div class="track">{axis}</div></div>')
-    return Markup(
-        f'<div class="chart dots" role="img" aria-label="{escape(title)}"><p class="what">{escape(what)}</p>'
-        f'<div class="rows">{"".join(body)}</div>{_legend(dict.fromkeys(series, ""), colours)}</div>'
-    )
-
-
 def heat(
     dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[Cell]]]], title: str
 ) -> Markup:

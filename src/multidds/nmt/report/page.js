@@ -75,11 +75,6 @@ for (const chart of document.querySelectorAll(".chart.area, .chart.lines")) {
   }
 }
 
-for (const dot of document.querySelectorAll(".dots i[data-tip]")) {
-  dot.addEventListener("pointerenter", event => showTip(event.clientX, event.clientY, element("span", dot.dataset.tip)));
-  dot.addEventListener("pointerleave", hideTip);
-}
-
 for (const chart of document.querySelectorAll(".chart.heat")) {
   const { steps, tables, highest } = data(chart);
   const cells = [...chart.querySelectorAll("tbody td")];

@@ -1,23 +1,25 @@
-"""`multidds report`: the mixtures of runs of any trainer, and every table and figure of the paper, as one page.
+"""`multidds report`: the mixtures of runs of any trainer as one page, with its tables and figures as files.
 
-Text from configs and data is escaped by jinja2 and charts.py in HTML, and by `latex` in LaTeX.
+Text from configs and data is escaped by jinja2 and charts.py.
 """
 
 import csv
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
+import matplotlib as mpl
 from markupsafe import Markup
 
-from multidds.history import plot
+from multidds.history import plot, style
 
 from ..common.errors import UserError
-from ..common.escaping import csv_text, file_name, latex, printable
+from ..common.escaping import csv_text, file_name
 from ..common.files import LOCK, locked, write_whole
 from ..evaluation.scores import scores_of_both
 from . import tables
@@ -25,7 +27,6 @@ from .comparison import compared as compared_by_loss
 from .mixture_runs import MixtureRun, Row, groups_of, rows_of
 from .mixture_table import mixture_table
 from .pair_tables import pair_tables
-from .paper_figures import Figure, figures_of, saved
 from .runs import Setting, find_runs, mixture_run_of, settings_of
 from .tables import ReportTable
 
@@ -59,7 +60,6 @@ class Section:
     labelled: bool = True  # whether panels need the name of their run
     scores: ReportTable | None = None  # the main result: right behind the first row
     tables: list[ReportTable] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
     files: list[tuple[str, str]] = field(default_factory=list)  # (name of the file, its contents)
 
 
@@ -89,16 +89,13 @@ def _write(settings: list[Setting], mixture_runs: list[MixtureRun], out: Path, s
     for name, members in groups_of(mixture_runs):
         show(f"drawing {name}")
         sections.append(_section_of_mixture_runs(name, members, out))
-    makers = (tables.average_bleu, tables.priorities, tables.over_seeds, tables.step_ahead, tables.times)
-    general = [table for make in makers if (table := make(settings)).rows]
     runs, compared = tables.list_of_runs(settings), [section.scores for section in sections if section.scores]
-    for table in [*general, *compared, *(table for section in sections for table in section.tables), runs]:
+    for table in [*compared, *(table for section in sections for table in section.tables), runs]:
         if table.rows:
             write_whole(out / "tables" / f"{file_name(table.key)}.csv", as_csv(table))
-            write_whole(out / "tables" / f"{file_name(table.key)}.tex", as_latex(table))
     summaries = [sentence for section in sections for sentence in section.summaries]
     title = sections[0].name if len(sections) == 1 else f"{len(sections)} settings"
-    page = _page(title=title, summaries=summaries, sections=sections, general=general, runs=runs)
+    page = _page(title=title, summaries=summaries, sections=sections, runs=runs)
     write_whole(out / "report.html", page)
     return Report(out / "report.html", summaries, compared)
 
@@ -130,10 +127,9 @@ def _section_of_setting(setting: Setting, compared: ReportTable, out: Path) -> S
         section.summaries = [f"{setting.name}: {sentence}" for sentence in moved]
     section.tables = [table for table in (tables.all_methods(setting), tables.datasets(setting)) if table.rows]
     section.tables += pair_tables(setting)
-    for figure in figures_of(setting):
-        section.files.append((_write_figure(figure.key, figure.canvas, out), figure.title))
-        if figure.chart:
-            section.figures.append(figure)
+    for run in shown:
+        if run.updates:
+            section.files.append(_write_mixture(f"mixture.{setting.name}.{run.label}", run, out))
     return section
 
 
@@ -153,7 +149,7 @@ def _section_of_mixture_runs(name: str, runs: list[MixtureRun], out: Path) -> Se
         if not run.moments:
             continue
         key = f"mixture.{run.label}"
-        section.files.append((_write_figure(key, plot(run.folder), out), f"{run.label}: mixture, rewards, dev losses"))
+        section.files.append(_write_mixture(key, run, out))
         section.tables.append(mixture_table(key, run))
     return section
 
@@ -162,11 +158,18 @@ def _warnings(runs: Sequence[MixtureRun]) -> list[str]:
     return [f"{run.label}: {sentence}" for run in runs for sentence in run.warnings()]
 
 
-def _write_figure(key: str, canvas: Any, out: Path) -> str:
-    """Writes a figure as SVG and PDF, and returns its name as a file."""
-    for kind in ("svg", "pdf"):
-        write_whole(out / "figures" / f"{file_name(key)}.{kind}", saved(canvas, kind))
-    return file_name(key)
+def _write_mixture(key: str, run: MixtureRun, out: Path) -> tuple[str, str]:
+    """Writes the figure of a mixture as SVG and PDF, the same bytes every time; returns its name and what it shows."""
+    dates: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    canvas, settings = plot(run.folder), cast(Any, style("#1c1c1e"))
+    for kind, metadata in dates.items():
+        file = io.BytesIO()
+        with mpl.rc_context(settings), warnings.catch_warnings():
+            # Letters without a font are boxes in a PDF; in an SVG the reader's fonts show them.
+            warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+            canvas.savefig(file, format=kind, metadata=metadata)
+        write_whole(out / "figures" / f"{file_name(key)}.{kind}", file.getvalue())
+    return file_name(key), f"{run.label}: mixture, rewards, dev losses"
 
 
 def _tiles(
@@ -214,23 +217,3 @@ def as_csv(table: ReportTable) -> str:
     for row in table.rows:
         writer.writerow([csv_text(cell.text) if cell.number is None else repr(cell.number) for cell in row.values()])
     return file.getvalue()
-
-
-def as_latex(table: ReportTable) -> str:
-    """Returns a booktabs tabular, with bold and stars as on the page."""
-    numeric = [any(row[key].number is not None for row in table.rows) for key in table.columns]
-    lines = [
-        f"% {printable(table.title)}",
-        rf"\begin{{tabular}}{{{''.join('r' if some else 'l' for some in numeric)}}}",
-        r"\toprule",
-        " & ".join(map(latex, table.columns.values())) + r" \\",
-        r"\midrule",
-    ]
-    for row in table.rows:
-        cells = [
-            (rf"\textbf{{{latex(cell.text)}}}" if cell.bold else latex(cell.text)) + ("$^{*}$" if cell.star else "")
-            for cell in row.values()
-        ]
-        lines.append(" & ".join(cells) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {printable(note)}" for note in table.notes)]
-    return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ from ..config.config import Config, MixtureSettings, mean_of, read_run
 from ..config.config_diff import HARMLESS, changed_keys
 from ..evaluation import read_scores
 from ..runs.record_files import FILE, read_records
-from ..runs.records import AlignmentFacts, AnyRecord, Updated, Validated, mixtures_of
+from ..runs.records import AnyRecord, Updated, Validated, mixtures_of
 from .mixture_runs import MixtureRun, read_mixture_runs, read_moments
 
 # Keys that do not tell two methods apart: where a run was made, and what its label says already.
@@ -34,19 +34,12 @@ _LABEL_KEYS = (
 )
 _MOST_PAIRS = 12  # named in a line
 _IGNORED = _ELSEWHERE | {f"mixture.{key}" for key in _LABEL_KEYS}
-REWARDS = {"multidds": "MultiDDS", "multidds-s": "MultiDDS-S"}
 _LEARNED = {
-    **REWARDS,
+    "multidds": "MultiDDS",
+    "multidds-s": "MultiDDS-S",
     "learned": "learned",
     "shuffled": "shuffled rewards",
     "moving-average": "MultiDDS moving average",
-}
-_PUBLISHED = {  # {label: its name in the paper's tables}
-    "uniform": "uniform",
-    "temperature 5": "temperature-5",
-    "proportional": "proportional",
-    "MultiDDS, step-ahead": "multidds",
-    "MultiDDS-S": "multidds-s",
 }
 _ORDER = (  # beginnings of labels; of several that fit, the last one counts
     "uniform",
@@ -101,11 +94,6 @@ class Run:
         return _left_out(self.config.mixture)
 
     @property
-    def published_as(self) -> str | None:
-        """The method of the paper's tables that this run repeats."""
-        return _PUBLISHED.get(self.label)
-
-    @property
     def seed(self) -> int:
         return self.config.train.seed
 
@@ -116,11 +104,6 @@ class Run:
     @property
     def updates(self) -> list[Updated]:
         return [record for record in self.records if isinstance(record, Updated)]
-
-    @property
-    def alignments(self) -> list[tuple[int, AlignmentFacts]]:
-        """(step, table of its update), if there was one."""
-        return [(record.step, record.alignment) for record in self.updates if record.alignment is not None]
 
     @property
     def validations(self) -> list[Validated]:
@@ -240,14 +223,6 @@ class Setting:
             if (run.config.mixture.method, _priority(run.config.mixture)) == (method, priority)
         ]
         return min(fitting)[-1] if fitting else None
-
-    def by_priority(self) -> dict[str, str | None]:
-        """Returns {priority: the plainest method with it} of one rule: the first with low or high priority."""
-        for method in ("multidds-s", "learned"):
-            labels = {name: self.learned_with(method, name) for name in ("regular", "low", "high")}
-            if labels["low"] or labels["high"]:
-                return labels
-        return dict.fromkeys(("regular", "low", "high"))
 
 
 def label_of(mixture: MixtureSettings) -> str:

@@ -1,21 +1,19 @@
-"""The tables of a report as data: every table of the paper, and some that it lacks. Pure functions of runs.
+"""The tables of a report as data: scores by language and method, datasets, runs. Pure functions of runs.
 
 A table that cannot be filled (one seed, no baseline) has no rows. Cells are found by the key of their column.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .runs import Run, Setting, differences
+from .runs import Run, Setting
 
 SIGNIFICANT = 0.05
+_SPLITS = ("train", "dev", "test")
 _GIVEN_UP = 0.25  # of its first share: at this or less, a dataset is drawn next to never
 Compare: TypeAlias = Callable[[Path, Path], dict[str, dict[str, Any]]]  # significance.compare
 
@@ -68,43 +66,6 @@ def text(value: object) -> Cell:
     return Cell(str(value))
 
 
-@cache
-def published() -> dict[str, Any]:
-    """Returns the numbers of the paper, by setting."""
-    loaded: dict[str, Any] = json.loads(files(__package__).joinpath("published.json").read_text(encoding="utf-8"))
-    return loaded
-
-
-def published_for(setting: Setting) -> dict[str, Any]:
-    """Returns the numbers of the paper for its own settings, by `[data] setting`; empty for others."""
-    facts: dict[str, Any] = published()["settings"].get(setting.runs[0].config.data.setting, {})
-    return facts if set(facts.get("sizes", ())) == set(setting.pairs) else {}
-
-
-def average_bleu(settings: Sequence[Setting]) -> ReportTable:
-    table = ReportTable("average-bleu", "Average BLEU by setting")
-    shown = [setting for setting in settings if any(setting.scored(label) for label in setting.labels)]
-    if not shown:
-        return table
-    for label in dict.fromkeys(label for setting in settings for label in setting.labels):
-        row = {"method": text(label)}
-        for setting in shown:
-            mean, paper = setting.mean_bleu(label), published_for(setting)
-            best = max(setting.mean_bleu(other) or 0.0 for other in setting.labels)
-            row[f"bleu/{setting.name}"] = number(mean, bold=mean == best)
-            if paper:
-                as_paper = setting.of(label)[0].published_as if setting.of(label) else None
-                row[f"paper/{setting.name}"] = number(paper["average"].get(as_paper))
-        table.rows.append(row)
-    for setting in shown:
-        table.headings |= {f"bleu/{setting.name}": setting.name, f"paper/{setting.name}": "paper"}
-        table.notes += [*_seeds(setting, f"{setting.name}, "), *_weights(setting)]
-    table.notes += _signatures([run for setting in shown for run in setting.runs])
-    if any(published_for(setting) for setting in shown):
-        table.notes.append(f"paper: {published()['source']}; {published()['data']}.")
-    return table
-
-
 def by_language(setting: Setting, compare: Compare) -> ReportTable:
     """Compares the learned mixture and the best baseline by BLEU per language pair, with significance."""
     table = ReportTable(f"languages.{setting.name}", f"{setting.name}: BLEU per language pair")
@@ -113,24 +74,15 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
         return table
     ours, theirs = setting.scored(learned)[0], setting.scored(baseline)[0]
     table.headings = {"baseline": baseline, "learned": learned}
-    paper, papers = published_for(setting), {}
-    for key, run in (("baseline paper", theirs), ("learned paper", ours)):
-        if paper and run.published_as:
-            papers[key] = run.published_as
-            table.headings[key] = f"{run.published_as} (paper)"
     compared = compare(ours.folder, theirs.folder)
     tested = not any(math.isnan(both["p"]) for both in compared.values())
     for pair in setting.pairs:
         row = {"pair": text(pair), "training pairs": number(ours.facts["pairs"][pair]["train"]["pairs"], ",d")}
-        row |= _compared_cells(compared[pair], tested)
-        for key, name in papers.items():
-            row[key] = number(paper["bleu"][name][pair], star=pair in paper["significant"].get(name, ()))
-        table.rows.append(row)
+        table.rows.append(row | _compared_cells(compared[pair], tested))
     means = {key: setting.mean({pair: both[key] for pair, both in compared.items()}) for key in ("against", "bleu")}
     last = {"pair": text("average"), "training pairs": text(""), **_compared_cells(means | {"p": math.nan}, False)}
     last |= {key: Cell(last[key].text, last[key].number) for key in ("baseline", "learned")}  # not bold
-    last |= {"p": text("")} if tested else {}
-    table.rows.append(last | {key: number(paper["average"][name]) for key, name in papers.items()})
+    table.rows.append(last | ({"p": text("")} if tested else {}))
     test = f"*: significantly better, p < {SIGNIFICANT} (paired bootstrap, 1,000 samples)."
     test = test if tested else "A test of significance takes pip install 'multidds[nmt]'."
     chosen = "The baseline is the static method with the best average on these test sets."
@@ -176,114 +128,14 @@ def all_methods(setting: Setting) -> ReportTable:
     return table
 
 
-def priorities(settings: Sequence[Setting]) -> ReportTable:
-    table = ReportTable("priorities", "Which dev sets count: regular, low and high priority (average BLEU)")
-    for setting in settings:
-        labels = setting.by_priority()
-        if labels["low"] or labels["high"]:
-            table.rows += _with_paper(setting, {"best baseline": setting.best_baseline, **labels}, "priorities")
-    return table
-
-
-def step_ahead(settings: Sequence[Setting]) -> ReportTable:
-    table = ReportTable("step-ahead", "Moving average of gradients against step-ahead (average BLEU)")
-    for setting in settings:
-        average = setting.learned_with("moving-average")
-        ahead = [label for label in setting.labels if setting.of(label)[0].config.mixture.step_ahead]
-        if average is None or not ahead:
-            continue
-        # The one that has most settings in common with the moving average: mixing per batch, for instance.
-        run = setting.of(average)[0]
-        closest = min(ahead, key=lambda label: (len(differences(run, setting.of(label)[0])), len(label)))
-        labels = {"best baseline": setting.best_baseline, "moving average": average, "step-ahead": closest}
-        table.rows += _with_paper(setting, labels, "step_ahead")
-        table.notes.append(f"{setting.name}: {average} against {closest}.")
-    return table
-
-
-def _with_paper(setting: Setting, labels: Mapping[str, str | None], key: str) -> list[Row]:
-    """Returns a row of average BLEU, and one of the paper's for the same methods if it has the setting."""
-    means = {name: number(setting.mean_bleu(label) if label else None) for name, label in labels.items()}
-    rows = [{"setting": text(setting.name)} | means]
-    if paper := published_for(setting).get(key):
-        rows.append({"setting": text(f"{setting.name} (paper)")} | {name: number(paper[name]) for name in labels})
-    return rows
-
-
-def over_seeds(settings: Sequence[Setting]) -> ReportTable:
-    note = "The variance is the unbiased one, over the seeds of the row."
-    table = ReportTable("seeds", "Mean and variance over seeds (average BLEU)", notes=[note])
-    for setting in settings:
-        for label in setting.labels:
-            runs = setting.scored(label)
-            values = [run.bleu for run in runs if run.bleu is not None]
-            if len(values) < 2:
-                continue
-            paper = published_for(setting).get("seeds", {}).get(runs[0].published_as or "", {})
-            table.rows.append(
-                {
-                    "setting": text(setting.name),
-                    "method": text(label),
-                    "mean": number(statistics.fmean(values)),
-                    "variance": number(statistics.variance(values), ".3f"),
-                    "lowest": number(min(values)),
-                    "highest": number(max(values)),
-                    "seeds": text(", ".join(str(run.seed) for run in runs)),
-                    "mean (paper)": number(paper.get("mean")),
-                    "variance (paper)": number(paper.get("variance")),
-                }
-            )
-    return table
-
-
-def times(settings: Sequence[Setting]) -> ReportTable:
-    table = ReportTable("time", "Training time and the cost of balancing")
-    for setting in settings:
-        for label in setting.labels:
-            for run in setting.of(label):
-                if run.validations:
-                    table.rows.append({"setting": text(setting.name), "method": text(label)} | _times(run))
-        if hours := published_for(setting).get("training_hours"):
-            table.notes.append(
-                f"{setting.name} in the paper, on one GPU: {hours['standard']} hours without and "
-                f"{hours['multidds']} with MultiDDS."
-            )
-    table.notes += [
-        "Seconds of wall time, as measured in the runs; runs that shared a machine slow each other.",
-        "In steps: of the time that is not updates or validation; the rest is data, logs, checkpoints.",
-    ]
-    return table
-
-
-def _times(run: Run) -> Row:
-    last = run.validations[-1]
-    clock = last.clock
-    steps, data = clock["steps"], clock["data"]
-    beside = data + clock["saving"] + clock["rest"]
-    return {
-        "seed": number(run.seed, "d"),
-        "steps": number(last.step, ",d"),
-        "target tokens": number(last.tokens, ",d"),
-        "steps (s)": number(steps, ",.1f"),
-        "target tokens/s": number(last.tokens / max(steps + data, 1e-9), ",.0f"),
-        "in steps (%)": number(100 * steps / max(steps + beside, 1e-9), ".1f"),
-        "updates": number(len(run.updates), ",d"),
-        "updates (s)": number(clock["updates"], ",.1f"),
-        "updates / steps (%)": number(100 * (run.overhead or 0.0), ".1f"),
-        "validation (s)": number(clock["validation"], ",.1f"),
-    }
-
-
 def datasets(setting: Setting) -> ReportTable:
     table = ReportTable(f"datasets.{setting.name}", f"{setting.name}: sentence pairs")
-    paper, names = published_for(setting).get("sizes", {}), ("train", "dev", "test")
     for pair in setting.pairs:
         splits = setting.runs[0].facts["pairs"][pair]
         row = {"pair": text(pair)}
-        row |= {split: number(splits[split]["pairs"] if split in splits else None, ",d") for split in names}
+        row |= {split: number(splits[split]["pairs"] if split in splits else None, ",d") for split in _SPLITS}
         row["target tokens"] = number(splits["train"]["target tokens"], ",d")
         row["dropped"] = number(sum(splits["train"]["dropped"].values()), ",d")
-        row |= {f"{split} (paper)": number(paper[pair][split], ",d") for split in names if paper}
         table.rows.append(row)
     return table
 
@@ -306,6 +158,7 @@ def list_of_runs(settings: Sequence[Setting]) -> ReportTable:
                     "dev loss": number(means.get("dev_loss"), ".4f"),
                     "expected accuracy": number(means.get("expected_accuracy"), ".4f"),
                     "soft BLEU": number(means.get("soft_bleu"), ".4f"),
+                    "updates (% of steps)": number(None if run.overhead is None else 100 * run.overhead, ".1f"),
                     "BLEU": number(run.bleu),
                     "chrF": number(run.mean("chrf")),
                 }
@@ -390,10 +243,10 @@ def _weights(setting: Setting) -> list[str]:
     return []
 
 
-def _seeds(setting: Setting, before: str = "") -> list[str]:
+def _seeds(setting: Setting) -> list[str]:
     """Returns a note on the methods with several seeds, if there are some."""
     counts = {label: len(setting.scored(label)) for label in setting.labels}
-    several = [f"{before}{label}: {count}" for label, count in counts.items() if count > 1]
+    several = [f"{label}: {count}" for label, count in counts.items() if count > 1]
     return [f"Means over seeds ({'; '.join(several)})."] if several else []
 
 

@@ -3,17 +3,18 @@
 Reads what collect.py made of the runs of cpu.toml, results/paper/*.json. Pure; used by results.py.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
 import numpy as np
 from bleu_counts import interval
+from canvas import Canvas, drawn, saved
 from study import NAMES, Setting, markdown
 
 from multidds.history import COLOURS
-from multidds.nmt.report.paper_figures import Canvas, drawn, saved
-from multidds.nmt.report.tables import published
 
 SETTINGS = {  # of cpu.toml: the name in the paper's tables, what it is
     "catalogues-m2o": ("m2o-related", "into English, related"),
@@ -23,6 +24,7 @@ SETTINGS = {  # of cpu.toml: the name in the paper's tables, what it is
 }
 BASELINES = ("uniform", "temperature-5", "proportional")
 MAIN = (*BASELINES, "multidds", "multidds-s")
+PUBLISHED: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 Settings = Mapping[str, Setting]
 
 
@@ -44,7 +46,7 @@ def parts(found: Settings) -> dict[str, str]:
 
 def papers(setting: Setting) -> dict[str, Any]:
     """Returns the paper's numbers for a setting."""
-    facts: dict[str, Any] = published()["settings"][SETTINGS[setting.name][0]]
+    facts: dict[str, Any] = PUBLISHED["settings"][SETTINGS[setting.name][0]]
     return facts
 
 
@@ -213,7 +215,7 @@ def picture(found: Settings) -> Iterator[str]:
             column[-1].set_xlabel("step", fontsize=7)
             column[-1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncol=2, fontsize=6)
 
-    svg = saved(drawn(draw), "svg").decode()
+    svg = saved(drawn(draw)).decode()
     end = svg.index(">", svg.index("<svg")) + 1
     yield svg[svg.index("<svg") : end] + '<rect width="100%" height="100%" fill="white"/>' + svg[end:]
 
