@@ -26,7 +26,7 @@ from multidds.nmt.runs import checkpoints
 from multidds.nmt.runs.record_files import Follower, read_records
 
 CASES = int(os.environ.get("MULTIDDS_FUZZ_CASES", "40"))
-RECIPE = (ROOT / "recipes" / "ted-related-m2o.toml").read_text(encoding="utf-8")
+RECIPE = (ROOT / "recipes" / "reference.toml").read_text(encoding="utf-8")
 EXPERIMENT = f"""\
 folder = "runs/x"
 parallel = 2

@@ -10,6 +10,7 @@ from multidds.nmt.config.config import Config, load_config, parse_config
 from multidds.nmt.config.config_diff import changed_keys
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+REFERENCE = ROOT / "recipes" / "reference.toml"
 MINIMAL = """
 [data]
 folder = "prepared"
@@ -39,9 +40,8 @@ def test_every_recipe_is_valid(path):
     load_config(path)
 
 
-def test_every_key_stands_with_a_comment_in_a_recipe():
-    """The recipes are the manual."""
-    text = (ROOT / "recipes" / "ted-related-m2o.toml").read_text(encoding="utf-8")
+def test_every_key_stands_with_a_comment_in_the_reference():
+    text = REFERENCE.read_text(encoding="utf-8")
     table = tomllib.loads(text)
     for section, field in Config.model_fields.items():
         for key in field.annotation.model_fields:
@@ -49,6 +49,19 @@ def test_every_key_stands_with_a_comment_in_a_recipe():
     for line in text.splitlines():
         if "=" in line and not line.startswith("#"):
             assert "#" in line, line
+
+
+def test_the_reference_has_the_defaults_and_the_other_recipes_what_differs():
+    own = {"folder", "pairs", "train", "dev", "test"}  # keys without a default
+    reference = tomllib.loads(REFERENCE.read_text(encoding="utf-8"))
+    given = {key: value for key, value in reference["data"].items() if key in own}
+    assert load_config(REFERENCE) == parse_config({"data": given}, "the defaults")
+    assert len(RECIPES) > 5
+    for path in RECIPES:
+        if path != REFERENCE:
+            for section, keys in tomllib.loads(path.read_text(encoding="utf-8")).items():
+                repeated = {key for key, value in keys.items() if value == reference[section][key]}
+                assert repeated <= own, f"{path.name}: [{section}] {repeated}"
 
 
 def test_directions_are_read_off_the_pairs(tmp_path):

@@ -1,6 +1,6 @@
 """The config of a run: one TOML file as typed, validated models, and the messages about mistakes in it.
 
-Every key has a comment in a recipe: the recipes are the manual. Does not import torch.
+`recipes/reference.toml` explains every key. Does not import torch.
 """
 
 import difflib
