@@ -27,7 +27,7 @@ import rivals  # noqa: E402
 
 from multidds import Balancer, Budget, ExampleScorer, Limits, Mixture, MixtureSampler, Probes, rewards  # noqa: E402
 from multidds.example_scorer import DevDirection, OwnNetwork, SmallNetwork  # noqa: E402
-from multidds.mixture import Replay, Schedule  # noqa: E402
+from multidds.mixture import Replay  # noqa: E402
 from multidds.probes import probe  # noqa: E402
 from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, Reward, StabilizedCosine  # noqa: E402
 from multidds.rules import RelevancePlan, Scorer  # noqa: E402
@@ -260,9 +260,9 @@ START, MIDDLE = Mixture.proportional(SIZES), Mixture.temperature(SIZES, tau=5)
 RAMP: list[Any] = [(0.0, START), (0.4, MIDDLE), (0.4, MOVES[7_000]), (0.9, Mixture.uniform(SIZES))]
 PAST = [(0, MOVES[3_000]), (4, MOVES[7_000]), (9, START.probabilities), (15, MIDDLE.probabilities)]
 MOVERS: Cases = {
-    "schedule": {"make": lambda mixture: Schedule(mixture, RAMP, steps=20, every=1)},
-    "schedule, every third step": {"make": lambda mixture: Schedule(mixture, RAMP, steps=20, every=3)},
-    "schedule, long": {"make": lambda mixture: Schedule(mixture, RAMP, steps=1000), "steps": 1000},
+    "schedule": {"make": lambda mixture: Replay.along(mixture, RAMP, steps=20, every=1)},
+    "schedule, every third step": {"make": lambda mixture: Replay.along(mixture, RAMP, steps=20, every=3)},
+    "schedule, long": {"make": lambda mixture: Replay.along(mixture, RAMP, steps=1000), "steps": 1000},
     "replay": {"make": lambda mixture: Replay(mixture, PAST)},
     "replay without a start": {"make": lambda mixture: Replay(mixture, PAST[1:])},
 }

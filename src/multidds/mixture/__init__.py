@@ -1,7 +1,7 @@
 """Mixtures: named probabilities of datasets, the rules that make them without learning, and their limits.
 
-`Mixture` is the object that a balancer moves and that samplers draw from. `Schedule` and `Replay` move it without
-learning; `Limits` bounds shares and passes. Nothing here needs torch.
+`Mixture` is the object that a balancer moves and that samplers draw from. `Replay` moves it without learning;
+`Limits` bounds shares and passes. Nothing here needs torch.
 
 >>> from multidds.mixture import Mixture
 >>> mixture = Mixture.temperature({"cs-en": 100, "sk-en": 4}, tau=2)
@@ -16,6 +16,5 @@ from .limits import Limits, LimitTracker
 from .mixture import Mixture
 from .mixture_table import MixtureTable
 from .replay import Replay
-from .schedule import Schedule
 
-__all__ = ["LimitTracker", "Limits", "Mixture", "MixtureTable", "Replay", "Schedule"]
+__all__ = ["LimitTracker", "Limits", "Mixture", "MixtureTable", "Replay"]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from multidds import Mixture
-from multidds.mixture import Schedule
+from multidds.mixture import Replay
 
 from ..batches.sentences import Sentences
 from ..config.config import Config
@@ -53,7 +53,7 @@ def _learned_by(earlier: EarlierRun) -> dict[str, float]:
     return updates[-1].mixture if updates else {}
 
 
-def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Schedule | None:
+def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Replay | None:
     """Returns the schedule of `[mixture] schedule`; None if there is none."""
     kind = config.mixture.schedule
     if kind == "none":
@@ -65,4 +65,4 @@ def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture)
         "cooldown": [(0.0, five), (0.5, five), (0.5, proportional)],
         "reverse-cooldown": [(0.0, proportional), (0.5, proportional), (0.5, five)],
     }
-    return Schedule(mixture, points[kind], steps=max(1, round(planned_steps(config, data))))
+    return Replay.along(mixture, points[kind], steps=max(1, round(planned_steps(config, data))))

@@ -291,7 +291,8 @@ class Training:
 
     def steps_until_update(self) -> int:
         moving = self.balancer or self.schedule
-        return self.config.train.pool if moving is None else moving.steps_until_update
+        steps = None if moving is None else moving.steps_until_update
+        return self.config.train.pool if steps is None else steps
 
     def balance(self) -> Update | None:
         """Steps the balancer.
