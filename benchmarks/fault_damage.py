@@ -137,8 +137,8 @@ def text_in(form: str, source: Path, target: Path) -> list[str]:
 
 def opened(damaged: Damaged) -> tuple[list[str], str]:
     """(what those say that open the file, what verify says; tracebacks)."""
+    from multidds._base.errors import UserError
     from multidds.nmt.commands.verify import verify
-    from multidds.nmt.common.errors import UserError
 
     said, trace = [], ""
     checks = (lambda: openers(damaged.folder, damaged.path), lambda: [*all_lines(verify(damaged.folder))])

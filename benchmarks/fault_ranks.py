@@ -184,7 +184,7 @@ def starts_of(output: str) -> list[Start]:
 
 def newest_whole(run: Path) -> int:
     """The step of the newest checkpoint that is whole; 0 where there is none."""
-    from multidds.nmt.common.errors import UserError
+    from multidds._base.errors import UserError
     from multidds.nmt.runs import checkpoints
 
     for path in reversed(checkpoints.listed(run)):

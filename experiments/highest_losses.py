@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from multidds.nmt.batches.batch import Batch
-from multidds.nmt.common.terminal import Plain
+from multidds.nmt.common.displays import Plain
 from multidds.nmt.config.config import Config
 from multidds.nmt.evaluation.evaluate import evaluate
 from multidds.nmt.experiment.experiment_file import load_experiment

@@ -12,6 +12,7 @@ import code_lines
 import pytest
 
 import multidds
+from multidds._base import files
 
 SOURCES = Path(multidds.__file__).parent
 
@@ -36,11 +37,16 @@ NMT = [
 ]
 PUBLIC = ["example_scorer", "history", "mixture", "probes", "rewards", "rules", "sampling"]
 # What the application shares with the core beside the public names: where it is among processes, random states, words
-# of the command line.
+# and files of the command line.
 SHARED = {
     "multidds._base.ranks": {"rank_and_size"},
     "multidds._base.randomness": {"point", "derive", "random_states", "seed_all", "set_random_states"},
-    "multidds._base.text": {"movers"},
+    "multidds._base.text": {"movers", "suggestion"},
+    "multidds._base": {"files"},
+    "multidds._base.errors": {"UserError", "DamagedError"},
+    "multidds._base.escaping": {"file_name", "printable", "csv_text"},
+    "multidds._base.files": set(files.__dict__),
+    "multidds._base.terminal": {"err", "escaped", "new_table", "out", "say", "spinner"},
     "multidds.mixture.mixture_table": {"table_of"},
     "multidds.mixture.planned": {"MAX_PASSES"},
     "multidds.history.loggers": {"LAYOUT"},

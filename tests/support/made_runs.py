@@ -7,8 +7,8 @@ import json
 import math
 import random
 
+from multidds._base.escaping import file_name
 from multidds.nmt.common.checksummed import sha256, write_checksummed
-from multidds.nmt.common.escaping import file_name
 from multidds.nmt.runs.record_files import record_line
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")

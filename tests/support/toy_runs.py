@@ -12,8 +12,8 @@ from conftest import ROOT
 from made_runs import read_lines
 from typer.testing import CliRunner
 
+from multidds._base.errors import UserError
 from multidds.nmt.commands.cli import app
-from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.prepare import prepare
 from multidds.nmt.runs import checkpoints

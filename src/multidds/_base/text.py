@@ -1,6 +1,7 @@
-"""Mixtures and their changes in a line of text, for consoles, logs and `repr`."""
+"""Mixtures, their changes and unknown words in a line of text, for consoles, logs, errors and `repr`."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 
 _MOST_LETTERS = 24  # of a name in a line
 
@@ -59,3 +60,11 @@ def changes(mixture: Mapping[str, float], since: Mapping[str, float], most: int 
         if before != after:
             lines.append(f"{short(name)} {before}→{after}%")
     return lines
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """Returns the end of a message about an unknown word: the nearest known one, or all if they are few."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.65)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" There are {', '.join(map(repr, known))}." if known and len(known) <= 12 else ""

@@ -4,8 +4,8 @@ import pytest
 from toy_runs import small_config
 
 from multidds import Mixture
+from multidds._base.errors import UserError
 from multidds.nmt.batches import Sentences, Stream
-from multidds.nmt.common.errors import UserError
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.prepare.vocabulary import END
 

@@ -8,8 +8,8 @@ from toy_runs import mistake
 from typer.testing import CliRunner
 
 from multidds import Mixture
+from multidds._base.escaping import printable
 from multidds.nmt.commands.cli import app
-from multidds.nmt.common.escaping import printable
 
 RECIPE = ROOT / "recipes" / "tiny.toml"
 

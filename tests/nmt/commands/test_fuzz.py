@@ -12,8 +12,8 @@ from conftest import ROOT
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from multidds.nmt.common.errors import UserError
-from multidds.nmt.common.terminal import say
+from multidds._base.errors import UserError
+from multidds._base.terminal import say
 from multidds.nmt.config.config import load_config, parse_config, read_run
 from multidds.nmt.evaluation.scores import read_scores
 from multidds.nmt.experiment.experiment_file import load_experiment

@@ -15,10 +15,10 @@ from conftest import ROOT, multidds
 from made_runs import flipped
 from toy_runs import Silent, small_config
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.files import locked
 from multidds.nmt.commands.verify import verify
 from multidds.nmt.common.checksummed import write_checksummed
-from multidds.nmt.common.errors import DamagedError, UserError
-from multidds.nmt.common.files import locked
 from multidds.nmt.evaluation.evaluate import evaluate
 from multidds.nmt.evaluation.export import read_export
 from multidds.nmt.evaluation.translate import Translator

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import flipped
 
+from multidds._base.errors import DamagedError, UserError
 from multidds.nmt.common.checksummed import (
     check_digest,
     checksummed,
@@ -13,7 +14,6 @@ from multidds.nmt.common.checksummed import (
     sha256,
     write_checksummed,
 )
-from multidds.nmt.common.errors import DamagedError, UserError
 
 FACTS = st.dictionaries(st.text(min_size=1, max_size=5), st.integers() | st.text(max_size=9), min_size=1, max_size=4)
 

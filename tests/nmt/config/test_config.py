@@ -5,7 +5,7 @@ import tomllib
 import pytest
 from conftest import ROOT
 
-from multidds.nmt.common.errors import UserError
+from multidds._base.errors import UserError
 from multidds.nmt.config.config import Config, load_config, parse_config
 from multidds.nmt.config.config_diff import changed_keys
 

@@ -11,9 +11,9 @@ from conftest import ROOT, multidds
 from sacrebleu.metrics import BLEU
 from toy_runs import Silent, mistake, small_config
 
+from multidds._base.errors import UserError
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.batches.sentences import Sentences
-from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import read_run
 from multidds.nmt.evaluation import Translator
 from multidds.nmt.evaluation.significance import compare

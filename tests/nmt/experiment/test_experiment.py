@@ -21,7 +21,7 @@ from made_runs import lines_of, read_lines, some_record, write_records
 from rich.console import Console
 from toy_runs import mistake
 
-from multidds.nmt.common.errors import UserError
+from multidds._base.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.experiment.display import Lines, live_table
 from multidds.nmt.experiment.experiment_file import load_experiment

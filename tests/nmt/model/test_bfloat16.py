@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, multidds
 from toy_runs import SMALL, Silent, small_config
 
-from multidds.nmt.common.errors import UserError
+from multidds._base.errors import UserError
 from multidds.nmt.model import bfloat16
 from multidds.nmt.training.train import train
 

@@ -13,9 +13,9 @@ import torch
 from conftest import ROOT
 from toy_runs import Silent, Stopping, records, same_runs, small_config, torchrun
 
+from multidds._base.errors import UserError
 from multidds.nmt.batches.probe_batches import dev_batches
 from multidds.nmt.batches.sentences import Sentences
-from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.noisy_pairs.lexicon import Lexicon
 from multidds.nmt.noisy_pairs.noisy_pairs import Pairs

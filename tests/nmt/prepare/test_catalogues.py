@@ -17,7 +17,7 @@ from conftest import multidds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds.nmt.common.errors import UserError
+from multidds._base.errors import UserError
 from multidds.nmt.prepare.catalogues import build, reading
 from multidds.nmt.prepare.catalogues.cleaning import clean, normalised, split, tidy
 from multidds.nmt.prepare.catalogues.languages import RELATED, language_of, languages_of

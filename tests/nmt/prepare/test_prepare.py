@@ -14,10 +14,10 @@ from conftest import ROOT, multidds
 from toy_runs import Silent, small_config
 from toy_text import CALL, made, recipe
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.files import locked
 from multidds.nmt.batches import Sentences
 from multidds.nmt.common.checksummed import write_checksummed
-from multidds.nmt.common.errors import DamagedError, UserError
-from multidds.nmt.common.files import locked
 from multidds.nmt.config import parse_config
 from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.prepare.encode import Encoder

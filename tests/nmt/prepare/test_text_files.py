@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds.nmt.common.errors import UserError
+from multidds._base.errors import UserError
 from multidds.nmt.config import parse_config
 from multidds.nmt.prepare.text_files import files_of, read_columns, read_pairs, scan
 

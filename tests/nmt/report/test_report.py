@@ -14,10 +14,10 @@ from made_runs import make_run, read_lines, write_records
 from toy_runs import mistake
 
 from multidds import Update
+from multidds._base.errors import UserError
+from multidds._base.escaping import text_of_csv
 from multidds.history import save_history
 from multidds.nmt.commands import cli
-from multidds.nmt.common.errors import UserError
-from multidds.nmt.common.escaping import text_of_csv
 from multidds.nmt.config.config import MixtureSettings
 from multidds.nmt.evaluation.significance import compare
 from multidds.nmt.report import report, tables

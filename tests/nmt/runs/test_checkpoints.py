@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from made_runs import flipped
 from safetensors.torch import load_file
 
-from multidds.nmt.common.errors import DamagedError, UserError
+from multidds._base.errors import DamagedError, UserError
 from multidds.nmt.runs import checkpoints
 
 STATE = {"records": 0, "checksum": "0" * 64, 'odd "checksum":"': "0" * 64}

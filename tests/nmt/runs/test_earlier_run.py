@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from toy_runs import SMALL
 
-from multidds.nmt.common.errors import DamagedError, UserError
+from multidds._base.errors import DamagedError, UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.prepare import Prepared, prepare
 from multidds.nmt.runs.earlier_run import earlier_run

@@ -7,9 +7,9 @@ from conftest import multidds
 from made_runs import read_checksummed_json
 from toy_runs import Silent, small_config
 
+from multidds._base.errors import DamagedError, UserError
 from multidds.nmt.commands.verify import verify
 from multidds.nmt.common.checksummed import write_checksummed
-from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.config.config import read_run
 from multidds.nmt.evaluation.evaluate import evaluate
 from multidds.nmt.evaluation.scores import read_scores

@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toys import batches, loss, mlp
 
 from multidds import Balancer, Mixture
+from multidds._base.errors import DamagedError, UserError
 from multidds.history import moments_of
-from multidds.nmt.common.errors import DamagedError, UserError
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.runs.record_files import FILE, Follower, Records, read_records, record_line
 from multidds.nmt.runs.records import Started, Stepped, Updated, Validated

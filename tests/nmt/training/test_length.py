@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from made_runs import read_lines
 from toy_runs import Silent, small_config
 
-from multidds.nmt.common.errors import UserError
+from multidds._base.errors import UserError
 from multidds.nmt.config.config import load_config
 from multidds.nmt.config.config_diff import changed_keys
 from multidds.nmt.training import length

@@ -14,9 +14,9 @@ import torch
 from conftest import ROOT
 from toy_runs import FAULTY, SCRIPTS, Silent, launched, records, same_runs, sets, small_config, tensors, torchrun
 
+from multidds._base.errors import UserError
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.common import launch
-from multidds.nmt.common.errors import UserError
 from multidds.nmt.common.processes import Processes
 from multidds.nmt.model.device import device_of
 from multidds.nmt.runs import checkpoints

@@ -16,9 +16,9 @@ from made_runs import read_checksummed_json
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, Stopping, mistake, records, same_runs, small_config, tensors
 
+from multidds._base.errors import UserError
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.checksummed import write_checksummed
-from multidds.nmt.common.errors import UserError
 from multidds.nmt.config.config import read_run
 from multidds.nmt.model.device import compiler_errors
 from multidds.nmt.prepare import Prepared

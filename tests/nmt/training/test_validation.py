@@ -9,9 +9,9 @@ import torch
 from made_runs import read_lines
 from toy_runs import Silent, small_config
 
+from multidds._base.errors import UserError
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.batches.sentences import Sentences
-from multidds.nmt.common.errors import UserError
 from multidds.nmt.model.transformer import make_model
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints

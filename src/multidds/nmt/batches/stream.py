@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from multidds import Mixture
+from multidds._base.errors import UserError
 from multidds.sampling import Draws
 
-from ..common.errors import UserError
 from .batch import Batch, assemble, cut
 from .pair_selection import Chances, Selection
 from .sentences import Item, Sentences

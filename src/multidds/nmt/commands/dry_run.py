@@ -7,10 +7,10 @@ import torch
 from rich.console import Console
 
 from multidds import Mixture
+from multidds._base.terminal import say
 from multidds.mixture import MixtureTable
 
 from ..batches.sentences import Sentences
-from ..common.terminal import say
 from ..config.config import Config
 from ..model.transformer import make_model
 from ..prepare import Prepared

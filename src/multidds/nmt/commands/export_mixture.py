@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from multidds._base.errors import UserError
+from multidds._base.text import suggestion
 from multidds.history import find_history, moments_of
 
-from ..common.errors import UserError
-from ..config.config import read_run, suggestion
+from ..config.config import read_run
 from ..runs.record_files import FILE, read_records
 from ..runs.records import mixtures_of
 

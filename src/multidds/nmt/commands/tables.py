@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from ..common.terminal import escaped, new_table
+from multidds._base.terminal import escaped, new_table
 
 if TYPE_CHECKING:
     from ..report.tables import Cell, ReportTable

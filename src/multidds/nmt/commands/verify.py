@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from multidds._base.errors import UserError
+
 from ..common.checksummed import check_digest
-from ..common.errors import UserError
 from ..config.config import VOCABULARY, read_run
 from ..evaluation import read_export, read_scores
 from ..evaluation.scores import FILE as SCORES

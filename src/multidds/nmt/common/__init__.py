@@ -1,11 +1,11 @@
-"""Errors, files, text for people and processes: the ground floor of the application, without translation in it.
+"""Checksums, displays and processes: the ground floor of the application, without translation in it.
 
-`UserError` is one line for the user; `files` writes whole or not at all; `checksummed` has JSON files that end in a
-checksum of themselves; `escaping` and `terminal` print any text safely; `launch` and `processes` run one training in
-several processes.
+`checksummed` has JSON files that end in a checksum of themselves; `displays` show a training; `launch` and `processes`
+run one training in several processes.
 
 >>> import tempfile
 >>> from pathlib import Path
+>>> from multidds._base.errors import DamagedError
 >>> from multidds.nmt.common.checksummed import read_checksummed, write_checksummed
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     path = Path(folder) / "facts.json"
@@ -19,7 +19,3 @@ several processes.
 >>> facts, message.endswith("facts.json: is damaged (its checksum does not fit); make it again.")
 ({'step': 3}, True)
 """
-
-from .errors import DamagedError, UserError
-
-__all__ = ["DamagedError", "UserError"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import DamagedError, UserError
-from .files import readable, write_whole
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.files import readable, write_whole
 
 _END = re.compile(rb',\n "checksum": "([0-9a-f]{64})"\n\}\n\Z')
 

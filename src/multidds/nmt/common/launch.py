@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .errors import UserError
+from multidds._base.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from multidds._base.errors import UserError
 from multidds._base.ranks import rank_and_size
-
-from .errors import UserError
 
 
 class Processes:

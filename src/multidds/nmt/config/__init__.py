@@ -1,6 +1,6 @@
 """The config of a run: one TOML file, `[section] key = value`, validated; and the difference between two.
 
->>> from multidds.nmt.common import UserError
+>>> from multidds._base.errors import UserError
 >>> data = {"folder": "prepared", "pairs": ["aze-eng", "bel-eng"], "train": "{many}.{lang}", "dev": "{many}-dev.{lang}"}
 >>> config = parse_config({"data": data}, "recipe.toml")
 >>> config.data.direction, config.train.lr

@@ -3,7 +3,6 @@
 `recipes/reference.toml` explains every key. Does not import torch.
 """
 
-import difflib
 import math
 import os
 import re
@@ -16,10 +15,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from multidds._base.errors import UserError
+from multidds._base.escaping import file_name
+from multidds._base.files import readable
+from multidds._base.text import suggestion
+
 from ..common.checksummed import read_checksummed
-from ..common.errors import UserError
-from ..common.escaping import file_name
-from ..common.files import readable
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 VOCABULARY = "vocabulary"  # the folder of a run with its vocabularies and sentencepiece models
@@ -420,11 +421,3 @@ def sentence(error: ValidationError, root: type[Section] = Config) -> str:
     got = problem["input"]
     shown = reprlib.repr(got) if isinstance(got, (str, int, float, bool)) else type(got).__name__  # not a whole file
     return f"{where}{place[-1]}: {message[0].lower()}{message[1:]}, but it is {shown}."
-
-
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """Returns the end of a message about an unknown word: the nearest known one, or all if they are few."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.65)
-    if close:
-        return f" Did you mean {close[0]!r}?"
-    return f" There are {', '.join(map(repr, known))}." if known and len(known) <= 12 else ""

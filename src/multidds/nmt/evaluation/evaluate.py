@@ -12,10 +12,11 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.escaping import file_name
+from multidds._base.files import LOCK, locked, write_whole
+
 from ..common.checksummed import read_checksummed, sha256, write_checksummed
-from ..common.errors import DamagedError, UserError
-from ..common.escaping import file_name
-from ..common.files import LOCK, locked, write_whole
 from ..config.config import mean_of, read_run
 from ..prepare import Prepared
 from .export import STAMP, export

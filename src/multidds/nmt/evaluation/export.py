@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.escaping import printable
+from multidds._base.files import LOCK, locked, whole_folder
+
 from ..common.checksummed import check_files, checksummed, read_checksummed, sha256
-from ..common.errors import DamagedError, UserError
-from ..common.escaping import printable
-from ..common.files import LOCK, locked, whole_folder
 from ..config.config import VOCABULARY, Config, read_run
 from ..prepare.vocabulary import SPECIALS, load_model, load_vocabulary, model_file, model_of, models_of, tag_of
 from ..runs import checkpoints

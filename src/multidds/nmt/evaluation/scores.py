@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from multidds._base.errors import UserError
+from multidds._base.escaping import file_name
+
 from ..common.checksummed import check_digest, read_checksummed
-from ..common.errors import UserError
-from ..common.escaping import file_name
 from ..runs.identity import check_owner
 
 FILE = "scores.json"

@@ -10,7 +10,8 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest, Result
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
+
 from ..config.config import read_run
 from .scores import scored_lines
 

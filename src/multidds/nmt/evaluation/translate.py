@@ -8,8 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multidds._base.errors import UserError
+
 from ..common.checksummed import read_checksummed
-from ..common.errors import UserError
 from ..config.config import Config, read_run
 from ..prepare.vocabulary import SPECIALS, load_model, model_of, pieces_of, tag_of
 from .export import STAMP, Notice, export, longest_translation

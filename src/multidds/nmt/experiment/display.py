@@ -10,9 +10,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..common.errors import UserError
-from ..common.escaping import printable
-from ..common.terminal import escaped, new_table, say
+from multidds._base.errors import UserError
+from multidds._base.escaping import printable
+from multidds._base.terminal import escaped, new_table, say
+
 from .progress import Job, remaining_stages
 
 RUNNING = ("queued", "preparing", "training", "evaluating")

@@ -5,8 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ..common.errors import UserError
-from ..config.config import NAME, Count, Positive, Section, Seed, Threads, read_toml, sentence, suggestion
+from multidds._base.errors import UserError
+from multidds._base.text import suggestion
+
+from ..config.config import NAME, Count, Positive, Section, Seed, Threads, read_toml, sentence
 
 
 class NamedRecipe(Section):

@@ -5,7 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
+
 from ..config.config import read_run
 from ..config.config_diff import HARMLESS, changed_keys, forbidden_changes
 from ..evaluation.scores import FILE, read_scores

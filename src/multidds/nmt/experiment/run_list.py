@@ -14,8 +14,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from ..common.errors import UserError
-from ..config.config import NAME, Config, Section, load_config, suggestion
+from multidds._base.errors import UserError
+from multidds._base.text import suggestion
+
+from ..config.config import NAME, Config, Section, load_config
 from ..config.config_diff import changed_keys
 from .experiment_file import Experiment
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
+
 from ..runs.checkpoints import listed
 from ..runs.record_files import FILE
 from .local_process import LocalProcesses

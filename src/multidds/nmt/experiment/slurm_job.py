@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
+
 from .experiment_file import Cluster
 from .local_process import environment
 from .place import End

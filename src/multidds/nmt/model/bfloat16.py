@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
 
 # The answer, for this process and those that it starts: "works", "limited" (works if oneDNN is kept from AMX) or
 # "never". Set by hand, it takes the place of the trial.

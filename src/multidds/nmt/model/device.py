@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
+
 from ..config.config import Config
 from . import bfloat16
 

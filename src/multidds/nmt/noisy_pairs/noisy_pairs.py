@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from multidds import ExampleScorer, Mixture
+from multidds._base.errors import UserError
 from multidds._base.randomness import derive
 from multidds.example_scorer import DevDirection, SmallNetwork
 from multidds.probes import Probes
@@ -22,7 +23,6 @@ from multidds.probes import Probes
 from ..batches.batch import Batch
 from ..batches.probe_batches import DevPart, dev_batches, mixed_batch
 from ..batches.sentences import Sentences
-from ..common.errors import UserError
 from ..common.processes import Processes
 from ..config.config import Config, ExamplesSettings
 from ..runs.records import Scored

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from multidds._base.errors import UserError
+from multidds._base.escaping import file_name
+
 from ..common.checksummed import sha256
-from ..common.errors import UserError
-from ..common.escaping import file_name
 from ..config.config import Config, Data, Pair
 from .shard_files import Numbers, ShardWriter, token_type
 from .shard_plan import Shard, Span

@@ -14,10 +14,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.escaping import file_name
+from multidds._base.files import LOCK, PARTIAL, locked, recover, resumed_folder
+
 from ..common.checksummed import check_files, checksummed, read_own_folder, sha256
-from ..common.errors import DamagedError, UserError
-from ..common.escaping import file_name
-from ..common.files import LOCK, PARTIAL, locked, recover, resumed_folder
 from ..config.config import Config
 from .catalogues.folder import check_made
 from .encode import ShardEncoder, copy_tests, total_counts

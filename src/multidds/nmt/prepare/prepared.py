@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from multidds._base.errors import UserError
+from multidds._base.escaping import file_name
+
 from ..common.checksummed import check_digest, read_checksummed
-from ..common.errors import UserError
-from ..common.escaping import file_name
 from ..config.config import Config
 from .shard_files import Numbers, ShardFiles, Stored, stored_pairs, token_type
 from .vocabulary import load_vocabulary, tag_of

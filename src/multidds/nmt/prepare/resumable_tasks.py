@@ -17,9 +17,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from multidds._base.errors import DamagedError
+from multidds._base.files import sync
+
 from ..common.checksummed import check_files, read_checksummed, write_checksummed
-from ..common.errors import DamagedError
-from ..common.files import sync
 
 Facts = dict[str, Any]  # of a finished task; "files": {name: digest}
 Task = Callable[[Path], Facts]  # the folder to make its files in -> facts; goes to another process

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from multidds._base.errors import DamagedError, UserError
+
 from ..common.checksummed import check_digest
-from ..common.errors import DamagedError, UserError
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from multidds._base.errors import UserError
+
 from ..common.checksummed import check_digest, sha256
-from ..common.errors import UserError
 from ..config.config import Config, Data, Pair
 from .text_files import files_of, read_columns
 from .vocabulary import (

@@ -19,8 +19,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..common import files
-from ..common.errors import UserError
+from multidds._base import files
+from multidds._base.errors import UserError
+
 from ..config.config import Config, Data, Pair
 
 # The markers of a missing translation in the release of Qi et al. (2018).

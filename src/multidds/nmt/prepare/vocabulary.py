@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.escaping import file_name
+
 from ..common.checksummed import checksummed, read_checksummed, sha256
-from ..common.errors import DamagedError, UserError
-from ..common.escaping import file_name
 from ..config.config import VOCABULARY, Config, read_run
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from markupsafe import Markup
 
+from multidds._base.errors import UserError
 from multidds._base.text import movers
 from multidds.history import (
     COLOURS,
@@ -27,7 +28,6 @@ from multidds.history import (
 )
 from multidds.mixture.planned import MAX_PASSES
 
-from ..common.errors import UserError
 from . import charts
 from .charts import Series
 

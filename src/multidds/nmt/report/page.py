@@ -16,11 +16,11 @@ import jinja2
 import matplotlib as mpl
 from markupsafe import Markup
 
+from multidds._base.errors import UserError
+from multidds._base.escaping import csv_text, file_name
+from multidds._base.files import LOCK, locked, write_whole
 from multidds.history import plot, style
 
-from ..common.errors import UserError
-from ..common.escaping import csv_text, file_name
-from ..common.files import LOCK, locked, write_whole
 from ..evaluation.scores import scores_of_both
 from . import tables
 from .comparison import compared as compared_by_loss

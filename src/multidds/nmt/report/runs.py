@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
+
 from ..config.config import Config, MixtureSettings, mean_of, read_run
 from ..config.config_diff import HARMLESS, changed_keys
 from ..evaluation import read_scores

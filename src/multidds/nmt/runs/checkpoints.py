@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..common.errors import DamagedError, UserError
-from ..common.files import PARTIAL, readable, whole_file
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.files import PARTIAL, readable, whole_file
+
 from .identity import check_owner, identity_of
 
 FORMAT = "multidds-5"

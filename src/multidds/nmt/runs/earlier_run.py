@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..common.errors import UserError
+from multidds._base.errors import UserError
+
 from ..config.config import Config, read_run
 from ..prepare import Prepared
 from ..prepare.vocabulary import load_vocabulary, model_digests, start_vocabulary

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 from multidds import __version__
+from multidds._base.errors import DamagedError, UserError
 
 from ..common.checksummed import read_checksummed
-from ..common.errors import DamagedError, UserError
 from ..config.config import Config
 from ..config.config_diff import HARMLESS
 from ..prepare import Prepared

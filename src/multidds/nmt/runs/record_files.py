@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from ..common.errors import DamagedError, UserError
-from ..common.files import make_folder, readable, sync, take_lock
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.files import make_folder, readable, sync, take_lock
+
 from . import checkpoints
 from .identity import check_owner
 from .records import ANY, AnyRecord, Started, Validated

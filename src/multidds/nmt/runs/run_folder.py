@@ -7,9 +7,10 @@ import shutil
 from importlib.metadata import version
 from pathlib import Path
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.files import PARTIAL, whole_folder
+
 from ..common.checksummed import sha256, write_checksummed
-from ..common.errors import DamagedError, UserError
-from ..common.files import PARTIAL, whole_folder
 from ..config.config import VOCABULARY, Config, read_run
 from ..config.config_diff import forbidden_changes
 from ..prepare import Prepared

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from multidds import Balancer, Budget, Mixture, Probes, Update, rewards
+from multidds._base.errors import UserError
 from multidds.rewards import Cosine, MeanSlope, MovingAverage, Reward, StabilizedCosine
 from multidds.rules import RelevancePlan, Scorer
 
 from ..batches.batch import Batch
 from ..batches.probe_batches import MixedSentences, probe_batches, sentence_losses, sentences_of
 from ..batches.sentences import Sentences
-from ..common.errors import UserError
 from ..common.processes import Processes
 from ..config.config import Config, MixtureSettings
 from ..runs.records import AlignmentFacts, Updated

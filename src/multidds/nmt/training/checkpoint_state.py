@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from multidds._base.errors import UserError
 from multidds._base.randomness import random_states, set_random_states
-
-from ..common.errors import UserError
 
 if TYPE_CHECKING:
     from .train import Training

@@ -7,8 +7,9 @@ are written into the run's config; resuming takes them from there, so that a lon
 import math
 from collections.abc import Mapping
 
+from multidds._base.errors import UserError
+
 from ..batches.sentences import Sentences
-from ..common.errors import UserError
 from ..config.config import Config, MixtureSettings
 
 UPDATES = 50  # per training, wanted: with more, probes grow; with fewer, updates probe a part of many language pairs

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from multidds._base.errors import UserError
+
 from ..batches.batch import Batch
-from ..common.errors import UserError
 from ..common.processes import Processes
 from ..runs import checkpoints
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from ..common.errors import DamagedError, UserError
+from multidds._base.errors import DamagedError, UserError
+
 from ..config.config import Config
 from ..model.transformer import Transformer
 from ..runs import checkpoints

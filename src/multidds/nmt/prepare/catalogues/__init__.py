@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from multidds._base.errors import DamagedError, UserError
+from multidds._base.files import LOCK, locked, recover
+
 from ...common.checksummed import check_files, read_own_folder
-from ...common.errors import DamagedError, UserError
-from ...common.files import LOCK, locked, recover
 from .cleaning import KEPT, LARGEST, MAX_CHARACTERS, MAX_RATIO, MIN_WORDS, SMALLEST, SPLITS, clean, split
 from .folder import AWAY, MAKER, MANIFEST, WHEELS, write_corpus
 from .languages import RELATED, SCRIPTS, languages_of

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
-from ...common.errors import UserError
+from multidds._base.errors import UserError
 
 SPLITS = ("train", "dev", "test")
 SMALLEST, LARGEST = 100, 300  # sentences of a dev or test set

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from multidds._base.errors import DamagedError
+from multidds._base.files import whole_folder
+
 from ...common.checksummed import checksummed, read_checksummed, sha256
-from ...common.errors import DamagedError
-from ...common.files import whole_folder
 from .cleaning import SPLITS, Pair
 from .languages import ENGLISH
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ...common.errors import UserError
-from ...config.config import suggestion
+from multidds._base.errors import UserError
+from multidds._base.text import suggestion
 
 ENGLISH = "eng"
 RELATED = ("aze", "bel", "glg", "slk", "tur", "rus", "por", "ces")  # the paper's Related group

@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from multidds._base.errors import UserError
+from multidds._base.files import make_folder, move_into_place
+
 from ...common.checksummed import sha256
-from ...common.errors import UserError
-from ...common.files import make_folder, move_into_place
 from ...config.config import Section, read_toml, sentence
 
 Say = Callable[[str, int, int], None]  # what is done, tasks done, tasks in all

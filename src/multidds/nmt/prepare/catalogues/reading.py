@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...common.errors import UserError
+from multidds._base.errors import UserError
+
 from .cleaning import Pair
 from .languages import FIRST_ONE_LAST_MANY, language_of
 from .packages import Package, Say

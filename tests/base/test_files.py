@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from multidds.nmt.common.errors import UserError
-from multidds.nmt.common.files import locked, move_into_place, resumed_folder, whole_file, whole_folder, write_whole
+from multidds._base.errors import UserError
+from multidds._base.files import locked, move_into_place, resumed_folder, whole_file, whole_folder, write_whole
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -100,7 +100,7 @@ def test_what_moves_into_place_is_on_the_disk_before_and_after(tmp_path, monkeyp
 
 
 def test_a_lock_keeps_out_a_second_process_and_not_a_third(tmp_path):
-    code = "import sys, pathlib, time; from multidds.nmt.common.files import locked\n" + (
+    code = "import sys, pathlib, time; from multidds._base.files import locked\n" + (
         "with locked(pathlib.Path(sys.argv[1]), 'held'): print('mine', flush=True); time.sleep(60)"
     )
     path = tmp_path / "a.lock"

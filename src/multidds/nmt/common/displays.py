@@ -1,44 +1,13 @@
-"""Consoles, bars, tables, and the displays of a training. Text from data is escaped here.
+"""The displays of commands that take long: a bar, and a training on a terminal or in a log. Does not import torch."""
 
-Does not import torch.
-"""
-
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from .escaping import printable
-
-out, err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
-
-
-def escaped(text: str) -> str:
-    """Returns text from data or configs for use in the markup of rich."""
-    return escape(printable(text))
-
-
-def say(text: str, console: Console = out) -> None:
-    """Prints a line of plain text."""
-    console.print(printable(text), markup=False, highlight=False)
-
-
-def new_table(headings: Sequence[str], left: Collection[str], title: str | None = None, **column: Any) -> Table:
-    """Returns a table without rows.
-
-    headings: of the columns.
-    left: the headings of columns with text; the others have numbers.
-    title: of the table.
-    column: options of all columns.
-    """
-    table = Table(title=None if title is None else escaped(title))
-    for heading in headings:
-        table.add_column(escaped(heading), justify="left" if heading in left else "right", **column)
-    return table
+from multidds._base.escaping import printable
+from multidds._base.terminal import err, escaped, out, say
 
 
 @contextmanager
@@ -48,13 +17,6 @@ def bar(title: str) -> Iterator[Any]:
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         yield lambda what, done, total: progress.update(task, description=escaped(what), completed=done, total=total)
-
-
-@contextmanager
-def spinner() -> Iterator[Any]:
-    """Yields a function that shows a text while something is done."""
-    with err.status("") as status:
-        yield lambda text: status.update(escaped(text))
 
 
 class Plain(AbstractContextManager["Plain"]):

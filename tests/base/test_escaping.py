@@ -13,7 +13,7 @@ from made_runs import make_run, read_lines
 from odd_names import NAMES
 from toy_runs import SMALL
 
-from multidds.nmt.common.escaping import csv_text, file_name, printable, text_of_csv
+from multidds._base.escaping import csv_text, file_name, printable, text_of_csv
 from multidds.nmt.config.config import load_config
 from multidds.nmt.report import report
 
