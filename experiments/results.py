@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean, median
 
 import dirty_results
-import gains
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from paper import paper_scale
@@ -176,7 +175,7 @@ def picture(settings: Sequence[Setting], ink: str) -> str:
     return re.sub(r"[ \t]+\n", "\n", re.sub(r"font-family: [^;\"]*", FONTS, text))
 
 
-def page(settings: Sequence[Setting], paper: Mapping[str, Setting], measured: Mapping[str, list[gains.Moment]]) -> str:
+def page(settings: Sequence[Setting], paper: Mapping[str, Setting]) -> str:
     """Returns docs/results.md: the text of results-intro.md, with the tables at their marks."""
     text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8")
     parts = {
@@ -185,7 +184,6 @@ def page(settings: Sequence[Setting], paper: Mapping[str, Setting], measured: Ma
         "repetition": repetition(settings, read(RESULTS / "repetition")),
         "more-steps": more_steps(settings, RESULTS / "more-steps"),
         "all": "\n".join(map(table, settings)).rstrip(),
-        "gains": gains.section(measured).strip(),
         **paper_scale.parts(paper),
     }
     for name, part in parts.items():
@@ -208,9 +206,9 @@ def main() -> None:
     given = parser.parse_args()
     found = read(*(RESULTS / name for name in ("trainers", "learned", "study")))
     settings = [found[name] for name in SETTINGS if name in found and found[name].complete]
-    paper, measured = read(RESULTS / "paper"), gains.read(RESULTS)
+    paper = read(RESULTS / "paper")
     front = ROOT / "README.md"
-    made = {ROOT / "docs" / "results.md": page(settings, paper, measured)}
+    made = {ROOT / "docs" / "results.md": page(settings, paper)}
     made[front] = readme(settings, front.read_text(encoding="utf-8"))
     if given.check:
         old = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
@@ -220,7 +218,6 @@ def main() -> None:
         return
     # The same points are other bytes with another version of matplotlib, so --check leaves the pictures out.
     made |= {ROOT / "docs" / f"gap-{kind}.svg": picture(settings, ink) for kind, ink in INKS.items()}
-    made[ROOT / "docs" / "gains.svg"] = gains.picture(measured)
     for text in paper_scale.picture(paper):
         made[ROOT / "docs" / "paper-scale.svg"] = text
     for path, text in made.items():

@@ -37,7 +37,6 @@ EXPERIMENTS = {
 ELSEWHERE = {  # which a test below calls by name
     "benchmarks/balancing_cost.py",
     "benchmarks/front.py",
-    "benchmarks/marginal_gains.py",
     "benchmarks/measuring_cost.py",
     "benchmarks/processes.py",
     "benchmarks/short.py",
@@ -98,8 +97,6 @@ def test_benchmarks_of_a_prepared_recipe_run(text):
     multidds("prepare", recipe, cwd=text)
     assert "validation: " in run("benchmarks/measuring_cost.py", recipe, "--turns", "1", cwd=text)
     assert "an agreement: " in run("benchmarks/processes.py", recipe, "--turns", "1", cwd=text)
-    short = ["--moments", "2", "--horizon", "1", "--repeats", "1", "--redraws", "1", "--probe-tokens", "128"]
-    assert "1 moments" in run("benchmarks/marginal_gains.py", recipe, *short, "--json", "gains.json", cwd=text)
 
 
 DIRTY = """
