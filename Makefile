@@ -68,8 +68,10 @@ release-check: wheel  ## as wheel, and the source distribution, and what a regis
 	$(BIN)/python -m build --sdist
 	$(BIN)/python -m twine check --strict dist/*
 
-bench: $(READY)  ## a short form of the benchmarks; ratios go to benchmarks/latest.json
-	$(BIN)/python benchmarks/short.py
+bench: $(READY)  ## a short form of the two main benchmarks: compare their ratios, not times
+	$(BIN)/python benchmarks/train_speed.py --batches 8 --rounds 1 --only trainer
+	$(BIN)/python benchmarks/train_speed.py --batches 8 --rounds 1 --only "" --threads 2
+	$(BIN)/python benchmarks/balancing_cost.py --short
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
