@@ -1,9 +1,9 @@
-"""What one update costs, from 4 to 512 datasets, and how good sketches are on a transformer's gradients.
+"""What one update costs, from 4 to 512 datasets: seconds and memory.
 
 For each n = K: passes, seconds and peak memory of an update, beside n + K training passes (forward, backward,
-clearing gradients) of the same batches, interleaved in the same minute; the growth exponent in n; then the error of
-sketched cosines against exact ones. The model is a causal transformer, the text is real: the sources and the
-documentation of Python's standard library.
+clearing gradients) of the same batches, interleaved in the same minute; then the growth exponent in n. Memory is
+that of living tensors, counted at every operation: exact and repeatable, unlike the memory of a process. The model is
+a causal transformer, the text is real: the sources and the documentation of Python's standard library.
 
     python benchmarks/scaling.py [--most 512 | --tiny] [--json FILE]
 """
@@ -14,18 +14,17 @@ import math
 import pydoc_data.topics
 import statistics
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import torch
-from peak_tensor_memory import PeakTensorMemory
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from multidds import Balancer, Mixture
-from multidds.gradients.sketch import Sketcher
-from multidds.gradients.vectors import dot, norm
-from multidds.probes.prober import Prober
 from multidds.rewards import StabilizedCosine
-from multidds.rules import Evidence, Scorer, Training
 
 LENGTH = 64
 
@@ -62,6 +61,38 @@ def batches(text: bytes, size: int, count: int, seed: int) -> list[torch.Tensor]
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     starts = torch.randint(len(ids) - LENGTH - 1, (count, size), generator=generator)
     return [torch.stack([ids[i : i + LENGTH + 1] for i in row.tolist()]) for row in starts]
+
+
+class PeakTensorMemory(TorchDispatchMode):
+    """`with PeakTensorMemory() as memory:` counts what is allocated inside; `memory.peak` is in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.living = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for item in tree_leaves((args, kwargs)):
+            if isinstance(item, torch.Tensor):  # was there before: neither it nor a view of it is counted
+                self._seen.add(item.untyped_storage()._cdata)
+        out = func(*args, **(kwargs or {}))
+        for item in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(item, torch.Tensor):
+                self._count(item.untyped_storage())
+        return out
+
+    def _count(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.living += size
+        self.peak = max(self.peak, self.living)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.living -= size
 
 
 def training_passes(model: nn.Module, sets: list[torch.Tensor]) -> None:
@@ -118,50 +149,6 @@ def cost(n: int, size: int, repeat: int) -> dict[str, float]:
     }
 
 
-def sketch_errors(buckets: int, repeat: int, steps: int, width: int, layers: int) -> dict[str, float]:
-    """Cosines between the gradients of 12 kinds of text, exact and sketched, for a model after some training steps."""
-    torch.manual_seed(0)
-    model = Transformer(width, layers, heads=4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    kinds = texts(12)
-    for step in range(steps):
-        loss(model, batches(kinds[step % 12], 8, 1, seed=step)[0]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    prober = Prober(model, loss, None, "train", 0, "benchmark")
-    with prober.invisible():
-        gradients = [
-            prober.gradient(("train", str(i), 0), enumerate(batches(text, 16, 1, seed=i)), 1)[0]
-            for i, text in enumerate(kinds)
-        ]
-    pairs = [(a, b) for a in range(12) for b in range(a)]
-    exact = [dot(gradients[a], gradients[b]) / norm(gradients[a]) / norm(gradients[b]) for a, b in pairs]
-    errors, seconds = [], []
-    for seed in range(repeat):
-        sketcher = Sketcher(buckets, seed)
-        began = time.perf_counter()
-        sketches = []
-        for gradient in gradients:
-            sketch = sketcher.new(torch.float32)
-            for name, g in zip(prober.names, gradient, strict=True):
-                sketcher.add(sketch, name, g)
-            sketches.append(sketch)
-        seconds.append((time.perf_counter() - began) / len(gradients))
-        errors += [
-            float(torch.nn.functional.cosine_similarity(sketches[a], sketches[b], dim=0)) - c
-            for (a, b), c in zip(pairs, exact, strict=True)
-        ]
-    return {
-        "buckets": buckets,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "smallest cosine": min(exact),
-        "largest cosine": max(exact),
-        "rms error": math.sqrt(statistics.fmean(e * e for e in errors)),
-        "largest error": max(abs(e) for e in errors),
-        "milliseconds per sketch": 1000 * statistics.median(seconds),
-    }
-
-
 def show(rows: list[dict[str, float]]) -> None:
     widths = [max(len(key), 9) for key in rows[0]]
     print("  ".join(f"{key:>{w}}" for key, w in zip(rows[0], widths, strict=True)))
@@ -177,7 +164,6 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="two and four datasets, to see whether it runs")
     parser.add_argument("--batch", type=int, default=8, help="sequences of 64 tokens per probe batch")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--scorer", action="store_true", help="also time a scorer step of 1,000 datasets")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -192,18 +178,9 @@ def main() -> None:
     slope = statistics.linear_regression(
         [math.log(row["n"]) for row in rows], [math.log(row["update seconds"]) for row in rows]
     ).slope
-    print(f"growth exponent of an update in n: {slope:.3f}\n")
-    repeat, *shape = (1, 2, 32, 1) if args.tiny else (8, 100, 256, 6)
-    sketches = [sketch_errors(buckets, repeat, *shape) for buckets in (2**14, 2**16, 2**18)]
-    show(sketches)
-    if args.scorer:
-        prior = {f"d{i}": 1 / 1000 for i in range(1000)}
-        state = Scorer.authors().start(Training(prior))
-        began = time.perf_counter()
-        state.step(Evidence(rewards=dict.fromkeys(prior, 0.1)))
-        print(f"a scorer step (200 inner steps) of 1,000 datasets: {time.perf_counter() - began:.3f} s")
+    print(f"growth exponent of an update in n: {slope:.3f}")
     if args.json:
-        args.json.write_text(json.dumps({"updates": rows, "growth": slope, "sketches": sketches}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"updates": rows, "growth": slope}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
         "text --datasets 8 --updates 2 --passes 6 --batch 4 --between 1 --warm 2",
         "moments --datasets 6 --updates 2 --batch 2 --between 1 --warm 2",
     ],
-    "benchmarks/scaling.py": ["--tiny --scorer"],
-    "benchmarks/shared_updates.py": ["--rounds 1"],
+    "benchmarks/scaling.py": ["--tiny"],
+    "benchmarks/processes.py": ["updates --turns 1"],  # "steps" is below
     "benchmarks/train_speed.py": ["--tiny --only joeynmt"],
 }
 EXPERIMENTS = {
@@ -36,7 +36,6 @@ EXPERIMENTS = {
 }
 ELSEWHERE = {  # which a test below calls by name
     "benchmarks/balancing_cost.py",
-    "benchmarks/processes.py",
     "benchmarks/slurm.py",
     "experiments/collect.py",
     "experiments/damage_found.py",
@@ -90,7 +89,7 @@ def test_balancing_is_measured_in_its_shortest_form(tmp_path):
 def test_benchmarks_of_a_prepared_recipe_run(text):
     recipe = ROOT / "recipes" / "tiny.toml"
     multidds("prepare", recipe, cwd=text)
-    assert "an agreement: " in run("benchmarks/processes.py", recipe, "--turns", "1", cwd=text)
+    assert "an agreement: " in run("benchmarks/processes.py", "steps", recipe, "--turns", "1", cwd=text)
 
 
 DIRTY = """

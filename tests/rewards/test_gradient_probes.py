@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from peak_tensor_memory import PeakTensorMemory
+from scaling import PeakTensorMemory
 from torch import nn
 from toy_balancers import DEV, NAMES, estimator_of
 from toys import batches, loss, mlp, train_step
