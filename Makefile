@@ -69,8 +69,8 @@ release-check: wheel  ## as wheel, and the source distribution, and what a regis
 	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(READY)  ## a short form of the two main benchmarks: compare their ratios, not times
-	$(BIN)/python benchmarks/train_speed.py --batches 8 --rounds 1 --only trainer
-	$(BIN)/python benchmarks/train_speed.py --batches 8 --rounds 1 --only "" --threads 2
+	$(BIN)/python benchmarks/train_speed/train_speed.py --batches 8 --rounds 1 --only trainer
+	$(BIN)/python benchmarks/train_speed/train_speed.py --batches 8 --rounds 1 --only "" --threads 2
 	$(BIN)/python benchmarks/balancing_cost.py --short
 
 clean:

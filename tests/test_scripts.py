@@ -11,12 +11,12 @@ from conftest import ROOT, multidds
 SCRIPTS = {
     str(path.relative_to(ROOT))
     for folder in ("benchmarks", "experiments")
-    for path in (ROOT / folder).glob("*.py")
+    for path in (ROOT / folder).rglob("*.py")
     if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
 }
 BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
     "benchmarks/code_lines.py": [""],
-    "benchmarks/faults.py": ["--count 2 --kinds kill#-9,damaged#file --commands train"],
+    "benchmarks/faults/faults.py": ["--count 2 --kinds kill#-9,damaged#file --commands train"],
     "benchmarks/large_data.py": ["--tiny"],
     "benchmarks/many_datasets.py": [
         "quadratic --datasets 60 --updates 2 --shares 1.0 0.5",
@@ -26,7 +26,7 @@ BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
     ],
     "benchmarks/scaling.py": ["--tiny"],
     "benchmarks/processes.py": ["updates --turns 1"],  # "steps" is below
-    "benchmarks/train_speed.py": ["--tiny --only joeynmt"],
+    "benchmarks/train_speed/train_speed.py": ["--tiny --only joeynmt"],
 }
 EXPERIMENTS = {
     "experiments/domains.py": ["results --tiny --regime unwanted --method learned doge odm --seed 1 --steps 8"],
@@ -44,7 +44,7 @@ ELSEWHERE = {  # which a test below calls by name
     "experiments/highest_losses.py",
     "experiments/part_of_corpus.py",
 }
-MINUTES = {"benchmarks/behaviour.py"}  # run by hand, before and after a change that should change nothing
+MINUTES = {"benchmarks/behaviour/behaviour.py"}  # run by hand, before and after a change that should change nothing
 
 
 def run(script, *arguments, cwd):
@@ -56,6 +56,7 @@ def run(script, *arguments, cwd):
 
 
 def test_no_script_is_forgotten():
+    assert len(SCRIPTS) > 10, "the folders are elsewhere now"
     assert BENCHMARKS.keys() | EXPERIMENTS.keys() | ELSEWHERE | MINUTES == SCRIPTS
 
 
@@ -67,7 +68,7 @@ def forms(scripts):
 @pytest.mark.parametrize(("script", "options"), forms(BENCHMARKS))
 def test_a_benchmark_runs_in_its_shortest_form(script, options, tmp_path):
     printed = run(script, *(option.replace("#", " ") for option in options.split()), cwd=tmp_path)
-    if script == "benchmarks/train_speed.py":  # a peer that is not installed is shown with the reason
+    if script == "benchmarks/train_speed/train_speed.py":  # a peer that is not installed is shown with the reason
         assert "JoeyNMT" in printed
         assert "not measured: ModuleNotFoundError" in printed or "Against the fastest peer" in printed
 

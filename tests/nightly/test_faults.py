@@ -15,7 +15,7 @@ def test_random_faults_lose_nothing(tmp_path):
     """The second call continues the first one."""
     for count in (20, 100):
         options = ["--count", str(count), "--seed", "5", "--results", str(tmp_path / "results.jsonl")]
-        command = [sys.executable, str(ROOT / "benchmarks" / "faults.py"), *options]
+        command = [sys.executable, str(ROOT / "benchmarks" / "faults" / "faults.py"), *options]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"| all | {count} |" in done.stdout

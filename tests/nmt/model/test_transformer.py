@@ -110,7 +110,7 @@ def test_no_position_sees_a_later_one_and_all_see_the_source():
 @pytest.mark.parametrize("norm", ["scale", "layer"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
 def test_loss_and_every_gradient_are_those_of_the_plain_version(norm, dtype, tolerance):
-    """Padded, with torch's own functions: the baseline of benchmarks/plain.py."""
+    """Padded, with torch's own functions: the baseline of benchmarks/train_speed/plain.py."""
     torch.manual_seed(0)
     model = Transformer(60, 70, 40, **{**SETTINGS, "norm": norm}).to(dtype)
     with torch.no_grad():

@@ -1,8 +1,10 @@
 """Digests of everything that a refactoring must not change: draws, mixtures, rewards, noise, losses, parameters.
 
-    python benchmarks/behaviour.py > before.json                         # with the code before; PYTHONPATH selects it
-    python benchmarks/behaviour.py --against before.json                 # with the code after: the lines that differ
-    python benchmarks/behaviour.py default-rule ranks --against before.json
+With the code before (PYTHONPATH selects it); with the code after, to see the lines that differ; of two sections alone:
+
+    python benchmarks/behaviour/behaviour.py > before.json
+    python benchmarks/behaviour/behaviour.py --against before.json
+    python benchmarks/behaviour/behaviour.py default-rule ranks --against before.json
 
 All sections take about four minutes. Draws are the same on every machine; parameters, and all that is computed from
 them, only on the same one. A line is a digest of all values to the last bit, and the last value with six digits.
@@ -22,13 +24,13 @@ from typing import Any
 
 os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-import behaviour_core
-import behaviour_trainers
+import core
 import numpy as np
 import torch
+import trainers
 
 Lines = dict[str, Any]
-SECTIONS = behaviour_core.SECTIONS | behaviour_trainers.SECTIONS
+SECTIONS = core.SECTIONS | trainers.SECTIONS
 
 
 def lines_by_name(name: str) -> Lines:
@@ -70,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := [name for name in options.sections if name not in SECTIONS]:
         parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
-    behaviour_core.be_quiet()
+    core.be_quiet()
     before = None if options.against is None else json.loads(options.against.read_text())
     lines = {}
     for name in options.sections or SECTIONS:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from behaviour_core import (
+from core import (
     FAST,
     MOVES,
     ROOT,

@@ -1,4 +1,4 @@
-"""Damage to the files of finished folders, and who reads them: part of benchmarks/faults.py."""
+"""Damage to the files of finished folders, and who reads them: part of faults.py."""
 
 import contextlib
 import gzip
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fault_world import Command, Ended, World, call
+from world import Command, Ended, World, call
 
 
 def flip(path: Path, rng: random.Random, place: int | None = None) -> str:

@@ -1,6 +1,7 @@
 """Our training step against plain PyTorch and other translation toolkits, on the same sentences.
 
-    python benchmarks/train_speed.py [--size paper] [--threads 2] [--recipe R.toml] [--only trainer,fairseq] [--tiny]
+    python benchmarks/train_speed/train_speed.py [--size paper] [--threads 2] [--recipe R.toml]
+        [--only trainer,fairseq] [--tiny]
 
 Every contestant has a process of its own, and they take the same batches in turn, never two at a time: forward,
 label-smoothed loss, backward, clipping, Adam. Reported are medians over the steps: target tokens per second, the ratio

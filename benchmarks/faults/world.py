@@ -1,4 +1,4 @@
-"""Where the faults of benchmarks/faults.py happen: every command once without a fault, and as often as wanted with one.
+"""Where the faults of faults.py happen: every command once without a fault, and as often as wanted with one.
 
 A command runs in a process that is forked from one with everything imported: a real process to be killed, without the
 seconds that imports take.
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault_ranks import Death, launch_ranks, newest_whole
+from deaths import Death, launch_ranks, newest_whole
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 STALLED = 300.0  # seconds without a new line of output or a change of any file, after which a process hangs
 TWO = "train on two"
 TIMES = ("seconds", "clock", "tokens_per_second", "checksum")
@@ -262,7 +262,7 @@ def mount(*arguments: str) -> None:
 
 def make_world(root: Path, names: set[str]) -> World:
     """With the commands of these names, and those whose results they need."""
-    sys.path[:0] = [str(HERE.parent / "examples"), str(HERE.parent / "tests" / "support")]
+    sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
     import made_up_languages
     import wheels
 

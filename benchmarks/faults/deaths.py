@@ -1,4 +1,4 @@
-"""Two ranks under the agent of torchrun, some of which die: what benchmarks/faults.py calls `train on two`.
+"""Two ranks under the agent of torchrun, some of which die: what faults.py calls `train on two`.
 
 The agent is torch's own, restarts included. It starts its workers by a fork, and each worker forks its rank and waits
 for it: so a rank has no imports to do, may leave by os._exit, and what it dies of is noted to the moment. Notes are

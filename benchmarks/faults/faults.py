@@ -1,6 +1,6 @@
 """Random faults over every command that writes, and whether anything was lost: the goal is a table of zeros.
 
-    python benchmarks/faults.py --count 500 --seed 1 --results faults.jsonl
+    python benchmarks/faults/faults.py --count 500 --seed 1 --results faults.jsonl
 
 Every fault is a function of the seed and its number; first comes one of each kind. Real processes are killed, real
 small disks (tmpfs, where we may mount) run full, ranks under the agent of torchrun die; damage is done to copies of
@@ -25,9 +25,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fault_damage import DAMAGE, Damaged, copy_damaged, copy_swapped, flip, opened, rewrite, text_in, used
-from fault_ranks import RANKS, Death, newest_whole, starts_of, steps_lost
-from fault_world import TWO, Command, Ended, World, make_world, mount
+from damage import DAMAGE, Damaged, copy_damaged, copy_swapped, flip, opened, rewrite, text_in, used
+from deaths import RANKS, Death, newest_whole, starts_of, steps_lost
+from world import TWO, Command, Ended, World, make_world, mount
 
 # Once, for all the processes that are forked: of the commands, and of what they import when they need it.
 IMPORTED = (
