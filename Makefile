@@ -6,21 +6,21 @@ READY := .venv/.ready
 # make demo GOAL=bel: one language as the goal, in a folder of its own.
 SCALE ?= full
 ifeq ($(SCALE),tiny)
-DEMO := demo-tiny
+DEMO := tiny
 CORPUS := data/catalogues-tiny --languages aze,bel,tur,rus --untranslated tur
 else
 DEMO := demo
 CORPUS := data/catalogues-untranslated --untranslated tur,por
 endif
-RUNS := runs/$(DEMO)$(if $(GOAL),-$(GOAL))
+RUNS := runs/demo$(if $(filter tiny,$(SCALE)),-tiny)$(if $(GOAL),-$(GOAL))
 # make nightly: all parts in turn, each at most two hours on two cores.
 PART ?= results site faults launchers extras install newest
 
 .PHONY: demo test test-fast nightly check docs proofs constraints wheel release-check bench clean
 
 demo: $(READY)  ## set up, then: a corpus with broken parts, four mixtures side by side, scores, a report
-	$(BIN)/multidds corpus catalogues $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
-	$(BIN)/multidds experiment experiments/$(DEMO).toml --folder $(RUNS) $(if $(GOAL),--set 'mixture.priority={"$(GOAL)-eng"=1.0}')
+	$(BIN)/python experiments/demo/corpus.py $(CORPUS) $(if $(CATALOGUES),--list $(CATALOGUES))
+	$(BIN)/multidds experiment experiments/demo/$(DEMO).toml --folder $(RUNS) $(if $(GOAL),--set 'mixture.priority={"$(GOAL)-eng"=1.0}')
 	@echo "Translate a line of your own, from any of the languages in the table:"
 	@echo "    echo 'Parolayı değiştir' | $(BIN)/multidds translate $(RUNS)/untranslated/learned/seed-1 --from tur"
 	$(BIN)/multidds report $(RUNS) -o $(RUNS)/report

@@ -13,7 +13,7 @@ cost of one of its passes is multiplied.
     python benchmarks/balancing_cost.py [--short | --tiny] [--json FILE] [--corpus FOLDER]
 
 The text is synthetic, with lengths like TED's and, for the demo's scale, like the catalogues'. --corpus is a folder
-in which recipes/catalogues.toml was prepared: the demo's scale is then measured on that text.
+in which experiments/demo/catalogues.toml was prepared: the demo's scale is then measured on that text.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from multidds.nmt.training.train import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERY, STEP, PROBE = 1000, 9600, 4000  # the paper's M and step, and the probes of the goals; tokens
-# Sentence pairs of the catalogues of recipes/catalogues.toml: training and dev.
+# Sentence pairs of the catalogues of experiments/demo/catalogues.toml: training and dev.
 DEMO = {
     "aze": (439, 99),
     "bel": (433, 99),
@@ -110,7 +110,7 @@ def paper_config(folder: Path, n: int, model: str, threads: int, budget: float =
 
 
 def demo_config(folder: Path, corpus: Path | None, threads: int, every: int) -> Config:
-    """recipes/catalogues.toml with an update every so many steps of 2,048 tokens, probes of 1,024."""
+    """experiments/demo/catalogues.toml with an update every so many steps of 2,048 tokens, probes of 1,024."""
     overrides = [f"train.threads={threads}", "train.max_epochs=1000000", f"mixture.every={every}"]
     if corpus is None:
         write_text(folder / "text", DEMO, 2000, 12.0, 0.8)
@@ -118,7 +118,7 @@ def demo_config(folder: Path, corpus: Path | None, threads: int, every: int) -> 
         where |= {split: folder / f"text/{{many}}-eng/{split}.{{lang}}" for split in ("train", "dev")}
         overrides += [f'data.{key}="{path}"' for key, path in where.items()]
         overrides.append("vocabulary.size=1200")  # the made-up text allows no more
-    config = load_config(ROOT / "recipes" / "catalogues.toml", overrides)
+    config = load_config(ROOT / "experiments" / "demo" / "catalogues.toml", overrides)
     if corpus is None:
         prepare(config)
     return config
@@ -334,7 +334,7 @@ def main() -> None:
         "--every", type=int, default=50, help="steps between updates at the demo's scale; its recipe: 100"
     )
     parser.add_argument("--processor-time", action="store_true", help="for a busy machine, with one thread")
-    parser.add_argument("--corpus", type=Path, help="a folder where recipes/catalogues.toml was prepared")
+    parser.add_argument("--corpus", type=Path, help="a folder where experiments/demo/catalogues.toml was prepared")
     parser.add_argument("--json", type=Path, help="write the ratios here as well")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -72,7 +72,7 @@ class Config:
     average: float = 0.98  # decay of the averaged weights, which are the ones that are scored
     updates: int = 20
     probe: int = 8  # windows of a probe batch; the default has two of each set
-    scorer_lr: float = 0.5  # of the paper's rule, as in recipes/catalogues.toml
+    scorer_lr: float = 0.5  # of the paper's rule, as in experiments/demo/catalogues.toml
     curve: int = 4  # points
 
 

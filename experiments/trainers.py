@@ -2,9 +2,9 @@
 
 trl-goal: a small causal model, prompts and completions made from text that every machine has. Six datasets, one goal:
     what a function of torch does, with 100 examples of its own. Test loss of the completions, in nats per character.
-embeddings-noise: word embeddings that find the English message for one in another language (`multidds corpus
-    catalogues data/catalogues`). Six unequal datasets; the pairs of the largest have nothing to do with each other,
-    and it has no dev set. Share of test messages whose translation is not the nearest.
+embeddings-noise: word embeddings that find the English message for one in another language (the demo's corpus). Six
+    unequal datasets; the pairs of the largest have nothing to do with each other, and it has no dev set. Share of test
+    messages whose translation is not the nearest.
 
 At most a minute a run on one core. Every run leaves one JSON file; runs whose file is there are skipped.
 

@@ -40,6 +40,7 @@ ELSEWHERE = {  # which a test below calls by name
     "experiments/collect.py",
     "experiments/damage_found.py",
     "experiments/damaged_corpus.py",
+    "experiments/demo/corpus.py",
     "experiments/dirty_results.py",
     "experiments/highest_losses.py",
     "experiments/part_of_corpus.py",

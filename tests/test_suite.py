@@ -58,6 +58,10 @@ def test_constraints_are_complete_and_hold_on_any_machine():
 
 
 def test_no_two_files_of_tests_have_one_name():
-    """pytest imports test files by their names alone."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    """pytest imports test files by their names alone, and so do tests with the modules beside them and on its path."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {ROOT / folder for folder in project["tool"]["pytest"]["ini_options"]["pythonpath"]}
+    folders |= {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    names = [path.name for folder in folders for path in folder.glob("*.py")]
+    assert len(names) > 150
     assert sorted(names) == sorted(set(names))

@@ -71,14 +71,14 @@ class Damaged:
 
 
 def kind_of(folder: Path, path: Path) -> str:
-    return re.sub(r"mirror|shift|base|tur|rus|eng|\d+", "*", str(path.relative_to(folder)))
+    return re.sub(r"mirror|shift|base|\d+", "*", str(path.relative_to(folder)))
 
 
 def copy_damaged(world: World, which: str, rng: random.Random) -> Damaged:
-    """which: "run", "prepared" or "corpus". Every kind of file is as likely as every other."""
+    """which: "run" or "prepared". Every kind of file is as likely as every other."""
     shutil.rmtree(world.root / "damaged", ignore_errors=True)
     folder = world.root / "damaged" / which
-    unread = shutil.ignore_patterns("tensorboard", "wheels")
+    unread = shutil.ignore_patterns("tensorboard")
     shutil.copytree(world.done / which, folder, ignore=unread)
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     kind = rng.choice(sorted({kind_of(folder, path) for path in paths}))
@@ -159,18 +159,12 @@ def all_lines(found: list[Any]) -> list[str]:
 
 def openers(folder: Path, path: Path) -> Any:
     """Open a file as the commands do that read it. What was passed over, if that is how damage is met."""
-    from multidds.nmt.common.checksummed import check_files, sha256
     from multidds.nmt.config.config import load_config, read_run
     from multidds.nmt.evaluation import read_export, scores
     from multidds.nmt.prepare import Prepared, vocabulary
-    from multidds.nmt.prepare.catalogues.folder import check_made, read_manifest
     from multidds.nmt.runs import checkpoints
     from multidds.nmt.runs.record_files import read_records
 
-    if folder.name == "corpus":
-        if path.suffix in (".tur", ".rus", ".eng") and path.exists():
-            check_made(path, sha256(path))
-        return check_files(folder, read_manifest(folder), "it is made again") or ""
     if folder.name == "prepared":
         prepared = Prepared(load_config(folder.parent.parent / "recipe.toml", [f"data.folder={folder}"]))
         for pair in prepared.sizes:
@@ -199,7 +193,7 @@ def openers(folder: Path, path: Path) -> Any:
 
 
 # Folder -> the commands that read it or make it again.
-READERS = {"prepared": ("prepare", "train"), "corpus": ("corpus",), "run": ("evaluate", "report", "train")}
+READERS = {"prepared": ("prepare", "train"), "run": ("evaluate", "report", "train")}
 
 
 def used(world: World, damaged: Damaged, rng: random.Random) -> tuple[str, Ended, Any, Any]:
@@ -211,8 +205,6 @@ def used(world: World, damaged: Damaged, rng: random.Random) -> tuple[str, Ended
         arguments = [*arguments, "--set", f"data.folder={damaged.folder}"]
     if name == "report":
         arguments = ["report", str(damaged.folder), "-o", f"{place}/report"]
-    if damaged.folder.name == "corpus":
-        shutil.copytree(world.root / "shelf", damaged.folder / "wheels", ignore=shutil.ignore_patterns("*.toml"))
     changed = Command(name, lambda place: arguments, command.begin, command.result)
     ended = call(changed.body(place), world.root)
     result: Any = None

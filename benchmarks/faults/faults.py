@@ -208,9 +208,9 @@ def damaged_run(world: World, command: Command, rng: random.Random) -> Outcome:
 
 
 def damaged(world: World, command: Command, rng: random.Random) -> Outcome:
-    """A file of a finished run, of prepared data or of a corpus: whoever opens it says so, and so does verify; and a
+    """A file of a finished run or of prepared data: whoever opens it says so, and so does verify; and a
     command that reads it ends with one line, or as if nothing had happened."""
-    which = {"prepare": "prepared", "corpus": "corpus"}.get(command.name, "run")
+    which = "prepared" if command.name == "prepare" else "run"
     return met(world, copy_damaged(world, which, rng), rng, USED)
 
 
@@ -312,9 +312,9 @@ def started_twice(world: World, command: Command, rng: random.Random) -> Outcome
 
 Kind = Callable[[World, Command, random.Random], Outcome]
 # Kind of fault -> (what it does, the commands it is for, how often it is drawn).
-QUICK = ("prepare", "train", "train", TWO, "evaluate", "corpus", "report")
+QUICK = ("prepare", "train", "train", TWO, "evaluate", "report")
 KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
-    "damaged file": (damaged, ("train", "train", "prepare", "corpus"), 66),
+    "damaged file": (damaged, ("train", "train", "prepare"), 66),
     "files of another run": (foreign, ("train",), 8),
     "damaged text": (damaged_text, ("prepare",), 5),
     "damaged run goes on": (damaged_run, ("train", TWO), 4),
@@ -324,7 +324,7 @@ KINDS: dict[str, tuple[Kind, tuple[str, ...], float]] = {
     "full disk": (full_disk, (*QUICK, *QUICK, "experiment"), 5),
     "file limit": (file_limit, QUICK, 2),
     "read-only disk": (read_only, QUICK, 1.5),
-    "few open files": (few_files, ("prepare", "train", "evaluate", "corpus", "report"), 1.5),
+    "few open files": (few_files, ("prepare", "train", "evaluate", "report"), 1.5),
     "little memory": (little_memory, ("train", "evaluate", "report"), 1.5),
     "started twice": (started_twice, ("prepare", "train", "evaluate", "experiment"), 2),
     "folder gone": (vanished, ("train", "train", TWO, "prepare", "evaluate"), 2.5),

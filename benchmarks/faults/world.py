@@ -264,14 +264,12 @@ def make_world(root: Path, names: set[str]) -> World:
     """With the commands of these names, and those whose results they need."""
     sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
     import made_up_languages
-    import wheels
 
     made_up_languages.TRAINING, made_up_languages.HELD_OUT = {"mirror": 80, "shift": 240}, 15
     made_up_languages.write(root / "text")
-    wheels.make_wheels(root / "shelf", {"tur": 460, "rus": 480})
     (root / "recipe.toml").write_text(RECIPE)
     (root / "done").mkdir()
-    needed = names | {"prepare", "train", "evaluate", "corpus"}
+    needed = names | {"prepare", "train", "evaluate"}
     world = World(root, {name: command for name, command in commands_of(root).items() if name in needed})
     try:
         (root / "try").mkdir()
@@ -281,7 +279,7 @@ def make_world(root: Path, names: set[str]) -> World:
     except (OSError, subprocess.CalledProcessError):
         print("No disk can be mounted here: files that may not grow stand for full disks.")
     for command in world.commands.values():
-        where = world.done if command.name in ("prepare", "train", "corpus") else world.root / f"done-{command.name}"
+        where = world.done if command.name in ("prepare", "train") else world.root / f"done-{command.name}"
         where.mkdir(exist_ok=True)
         command.begin(where)
         before, began = size_of(where), time.monotonic()
@@ -304,10 +302,6 @@ def commands_of(root: Path) -> dict[str, Command]:
     def experiment(place: Path) -> None:
         (place / "e.toml").write_text(EXPERIMENT.format(place=place, root=root))
 
-    def wheels(place: Path) -> None:
-        (place / "corpus").mkdir()
-        shutil.copytree(root / "shelf", place / "corpus" / "wheels", ignore=shutil.ignore_patterns("*.toml"))
-
     def run(place: Path) -> None:
         made = shutil.ignore_patterns("export", "scores.json", "hypotheses", "references")
         shutil.copytree(root / "done" / "run", place / "run", ignore=made)
@@ -316,9 +310,8 @@ def commands_of(root: Path) -> dict[str, Command]:
         pass
 
     prepared = ["prepare", recipe, "--processes", "1", "--set"]
-    m = ["--languages", "tur,rus", "--list", str(root / "shelf" / "list.toml")]
     listed = [
-        Command("prepare", lambda p: [*prepared, f"data.folder={p}/prepared"], nothing, lambda p: files(p, "prepared")),
+        Command("prepare", lambda p: [*prepared, f"data.folder={p}/prepared"], nothing, files),
         Command("train", lambda p: ["train", recipe, "--run", f"{p}/run"], nothing, lambda p: trained(p / "run")),
         Command(
             TWO,
@@ -328,17 +321,15 @@ def commands_of(root: Path) -> dict[str, Command]:
             ranks=True,
         ),
         Command("evaluate", lambda p: ["evaluate", f"{p}/run", "--threads", "1"], run, lambda p: scored(p / "run")),
-        Command("corpus", lambda p: ["corpus", "catalogues", f"{p}/corpus", *m], wheels, lambda p: files(p, "corpus")),
         Command("report", lambda p: ["report", f"{root}/done-evaluate/run", "-o", f"{p}/report"], nothing, tables),
         Command("experiment", lambda p: ["experiment", f"{p}/e.toml"], experiment, runs),
     ]
     return {command.name: command for command in listed}
 
 
-def files(place: Path, name: str) -> Any:
-    """The digests in the manifest of prepared data or of a corpus."""
-    manifest = {"prepared": "manifest.json", "corpus": "corpus.json"}[name]
-    return json.loads((place / name / manifest).read_text())["files"]
+def files(place: Path) -> Any:
+    """The digests in the manifest of prepared data."""
+    return json.loads((place / "prepared" / "manifest.json").read_text())["files"]
 
 
 def trained(run: Path) -> Any:

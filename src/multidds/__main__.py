@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from . import __version__
 
 _REPORT = ("jinja2", "matplotlib", "pydantic", "rich", "typer")
-_NMT = (*_REPORT, "ctranslate2", "polib", "sacrebleu", "safetensors", "sentencepiece", "tensorboard")
+_NMT = (*_REPORT, "ctranslate2", "sacrebleu", "safetensors", "sentencepiece", "tensorboard")
 _NEEDED = {"report": _REPORT, "mixture": _REPORT, "verify": _REPORT}  # by command; all others need everything
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import wheels
 from conftest import ROOT, multidds
 from made_runs import flipped
 from toy_runs import Silent, small_config
@@ -23,7 +22,6 @@ from multidds.nmt.evaluation.evaluate import evaluate
 from multidds.nmt.evaluation.export import read_export
 from multidds.nmt.evaluation.translate import Translator
 from multidds.nmt.prepare import prepare
-from multidds.nmt.prepare.catalogues import build
 from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.train import train
@@ -133,41 +131,18 @@ def test_verify_goes_on_opens_no_pipes_and_names_loops(run, corpus):
     assert done.stdout.endswith("damaged: 8\n")
 
 
-def test_verify_knows_prepared_data_and_corpora(evaluated, corpus, tmp_path, monkeypatch):
+def test_verify_knows_prepared_data(evaluated, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(corpus)
     prepare(evaluated[1], processes=1)
     shutil.copytree(evaluated[1].data.folder, tmp_path / "data" / "prepared")
-    wheels.make_wheels(tmp_path / "shelf", {"tur": 460, "rus": 480})
-    shutil.copytree(tmp_path / "shelf", tmp_path / "data" / "corpus" / "wheels", ignore=lambda *_: ["list.toml"])
-    build(tmp_path / "data" / "corpus", ["tur", "rus"], tmp_path / "shelf" / "list.toml")
-    found = {one.folder.name: one for one in verify(tmp_path / "data")}
-    assert {name: (one.whole, one.damage) for name, one in found.items()} == {
-        "corpus": ({"corpus": 14}, {}),
-        "prepared": ({"prepared data": 11}, {}),
-    }
-    flipped(tmp_path / "data" / "corpus" / "tur-eng" / "dev.eng", 3)
+    (found,) = verify(tmp_path / "data")
+    assert (found.folder.name, found.whole, found.damage) == ("prepared", {"prepared data": 11}, {})
     flipped(tmp_path / "data" / "prepared" / "manifest.json", 3)
-    found = {one.folder.name: one.damage for one in verify(tmp_path / "data")}
-    assert "dev.eng: is damaged" in found["corpus"]["corpus"][0]
-    assert "manifest.json: is damaged" in found["prepared"]["prepared data"][0]
+    (found,) = verify(tmp_path / "data")
+    assert "manifest.json: is damaged" in found.damage["prepared data"][0]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no run, no prepared data and no corpus"):
+    with pytest.raises(UserError, match="holds no run and no prepared data"):
         verify(tmp_path / "empty")
-
-
-def test_text_of_a_corpus_that_has_changed_is_not_prepared(evaluated, tmp_path):
-    wheels.make_wheels(tmp_path / "shelf", {"tur": 460, "rus": 480})
-    shutil.copytree(tmp_path / "shelf", tmp_path / "corpus" / "wheels", ignore=lambda *_: ["list.toml"])
-    build(tmp_path / "corpus", ["tur", "rus"], tmp_path / "shelf" / "list.toml")
-    data = evaluated[1].data
-    text = {split: str(tmp_path / "corpus" / "{many}-eng" / (split + ".{lang}")) for split in ("train", "dev", "test")}
-    pair = type(data.pairs[0])(source="tur", target="eng")
-    config = evaluated[1].model_copy(
-        update={"data": data.model_copy(update={**text, "pairs": (pair,), "folder": tmp_path / "prepared"})}
-    )
-    flipped(tmp_path / "corpus" / "tur-eng" / "train.tur", 3)
-    with pytest.raises(DamagedError, match="train.tur: is not as 'multidds corpus catalogues' made it; run that again"):
-        prepare(config, processes=1)
 
 
 def test_every_command_that_writes_refuses_to_be_the_second(run, evaluated, corpus, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from multidds._base.errors import UserError
 from multidds.nmt.config.config import Config, load_config, parse_config
 from multidds.nmt.config.config_diff import changed_keys
 
-RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+RECIPES = [*sorted((ROOT / "recipes").glob("*.toml")), ROOT / "experiments" / "demo" / "catalogues.toml"]
 REFERENCE = ROOT / "recipes" / "reference.toml"
 MINIMAL = """
 [data]

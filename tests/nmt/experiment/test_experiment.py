@@ -504,11 +504,23 @@ def test_lines_tell_now_and_then_how_far_a_run_is(tmp_path, capsys):
 # ---------------------------------------------------------------------------------------------- the experiments we ship
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
-def test_all_runs_of_our_experiments_resolve(path, monkeypatch):
+RUNS = {"paper": 40, "cpu": 32, "demo": 4, "tiny": 4, "study": 99, "dirty": 15}
+EXPERIMENTS = {
+    path.stem: path
+    for path in sorted((ROOT / "experiments").rglob("*.toml"))
+    if "[[blocks]]" in path.read_text(encoding="utf-8")
+}
+
+
+def test_no_experiment_is_forgotten():
+    assert EXPERIMENTS.keys() == RUNS.keys()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_all_runs_of_our_experiments_resolve(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    runs = plan(path, load_experiment(path))
-    assert len(runs) == {"paper": 40, "cpu": 32, "demo": 4, "demo-tiny": 4, "study": 99, "dirty": 15}[path.stem]
+    runs = plan(EXPERIMENTS[name], load_experiment(EXPERIMENTS[name]))
+    assert len(runs) == RUNS[name]
     for run in runs:
         average = run.config.mixture.method == "moving-average"
         assert not average or (run.config.train.mixing, run.config.train.accumulate) == ("batch", 1)

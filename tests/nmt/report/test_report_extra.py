@@ -17,7 +17,6 @@ from multidds.nmt.report import report
 
 HIDDEN = (
     "ctranslate2",
-    "polib",
     "sacrebleu",
     "safetensors",
     "sentencepiece",

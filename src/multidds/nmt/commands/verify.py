@@ -1,4 +1,4 @@
-"""`multidds verify FOLDER`: a check of every file of runs, prepared data, corpora and experiments.
+"""`multidds verify FOLDER`: a check of every file of runs, prepared data and experiments.
 
 Reads every byte once, by the readers that the other commands use, and changes nothing. Does not import torch.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from multidds._base.errors import UserError
 
@@ -16,8 +16,6 @@ from ..common.checksummed import check_digest
 from ..config.config import VOCABULARY, read_run
 from ..evaluation import read_export, read_scores
 from ..evaluation.scores import FILE as SCORES
-from ..prepare.catalogues.folder import MANIFEST as CORPUS
-from ..prepare.catalogues.folder import read_manifest as read_corpus
 from ..prepare.prepared import MANIFEST as PREPARED
 from ..prepare.prepared import read_manifest
 from ..prepare.vocabulary import model_digests
@@ -67,7 +65,7 @@ def verify(folder: Path) -> list[Verified]:
         raise UserError(f"{folder}: there is no such folder.")
     checked = list(_verified(folder))
     if not checked:
-        raise UserError(f"{folder}: holds no run, no prepared data and no corpus.")
+        raise UserError(f"{folder}: holds no run and no prepared data.")
     return checked
 
 
@@ -79,9 +77,7 @@ def _verified(folder: Path) -> Iterator[Verified]:
     if {"config.json", RECORDS} & names:
         yield _run(folder)
     elif PREPARED in names:
-        yield _with_manifest(folder, "prepared data", read_manifest, "run 'multidds prepare' again.")
-    elif CORPUS in names:
-        yield _with_manifest(folder, "corpus", read_corpus, "run 'multidds corpus catalogues' again.")
+        yield _prepared(folder)
     else:
         for inner in (folder / name for name in sorted(names)):
             if inner.is_symlink():
@@ -117,9 +113,8 @@ def _run(run: Path) -> Verified:
     return checked
 
 
-def _with_manifest(folder: Path, kind: str, read: Callable[[Path], Mapping[str, Any]], remedy: str) -> Verified:
-    """Checks a folder whose manifest has the digests of its files."""
+def _prepared(folder: Path) -> Verified:
     checked = Verified(folder)
-    manifest = checked.check(kind, lambda: read(folder))
-    checked.check_files(kind, folder, (manifest or {}).get("files", {}), remedy)
+    manifest = checked.check("prepared data", lambda: read_manifest(folder))
+    checked.check_files("prepared data", folder, (manifest or {}).get("files", {}), "run 'multidds prepare' again.")
     return checked

@@ -67,7 +67,7 @@ def check_files(folder: Path, manifest: Mapping[str, Any], remedy: str) -> None:
         check_digest(folder / name, digest, remedy)
 
 
-def read_own_folder(folder: Path, manifest: str, maker: str, remedy: str, cache: str = "") -> dict[str, Any] | None:
+def read_own_folder(folder: Path, manifest: str, maker: str, remedy: str) -> dict[str, Any] | None:
     """Reads the manifest of a folder that a command may replace; None if there is nothing in it.
 
     Raises a UserError if the folder holds a file that is not in its manifest.
@@ -76,7 +76,6 @@ def read_own_folder(folder: Path, manifest: str, maker: str, remedy: str, cache:
     manifest: the name of the manifest.
     maker: the command that makes such folders.
     remedy: the end of the error message if the manifest is damaged.
-    cache: the name of a folder in it that may hold anything.
     """
     if not folder.exists():
         return None
@@ -86,7 +85,6 @@ def read_own_folder(folder: Path, manifest: str, maker: str, remedy: str, cache:
     ours = set() if facts is None else {manifest, *facts["files"]}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        known = name.as_posix() in ours or name.parts[0] == cache
-        if not known and (path.is_symlink() or not path.is_dir()):
+        if name.as_posix() not in ours and (path.is_symlink() or not path.is_dir()):
             raise UserError(f"{folder}: holds {name.as_posix()!r}, which {maker!r} did not make; choose another.")
     return facts

