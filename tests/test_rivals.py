@@ -1,4 +1,4 @@
-"""Rules of other papers, written with the public protocol alone (experiments/rivals.py)."""
+"""Rules of other papers, written with the public protocol alone (experiments/rivals/rivals.py)."""
 
 import math
 

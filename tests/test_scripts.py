@@ -29,21 +29,21 @@ BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
     "benchmarks/train_speed/train_speed.py": ["--tiny --only joeynmt"],
 }
 EXPERIMENTS = {
-    "experiments/domains.py": ["results --tiny --regime unwanted --method learned doge odm --seed 1 --steps 8"],
-    "experiments/readme_picture.py": ["--folder ."],
-    "experiments/results.py": ["--check"],
-    "experiments/trainers.py": ["results --method learned by-hand-1 --seed 1 --steps 12"],
+    "experiments/study/domains.py": ["results --tiny --regime unwanted --method learned doge odm --seed 1 --steps 8"],
+    "experiments/study/readme_picture.py": ["--folder ."],
+    "experiments/study/results.py": ["--check"],
+    "experiments/study/trainers.py": ["results --method learned by-hand-1 --seed 1 --steps 12"],
 }
 ELSEWHERE = {  # which a test below calls by name
     "benchmarks/balancing_cost.py",
     "benchmarks/slurm.py",
-    "experiments/collect.py",
-    "experiments/damage_found.py",
-    "experiments/damaged_corpus.py",
+    "experiments/study/collect.py",
+    "experiments/dirty/damage_found.py",
+    "experiments/dirty/damaged_corpus.py",
     "experiments/demo/corpus.py",
-    "experiments/dirty_results.py",
-    "experiments/highest_losses.py",
-    "experiments/part_of_corpus.py",
+    "experiments/dirty/dirty_results.py",
+    "experiments/dirty/highest_losses.py",
+    "experiments/study/part_of_corpus.py",
 }
 MINUTES = {"benchmarks/behaviour/behaviour.py"}  # run by hand, before and after a change that should change nothing
 
@@ -139,8 +139,18 @@ def test_the_experiment_on_damaged_data_runs_from_text_to_table(corpus, tmp_path
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
     languages = ["--languages", "mirror,shift"]
-    run("experiments/part_of_corpus.py", "whole", "clean", "--every", 10, "--held-out", 10, *languages, cwd=tmp_path)
-    run("experiments/damaged_corpus.py", "clean", "damaged", "--damaged", "shift", *languages, cwd=tmp_path)
+    run(
+        "experiments/study/part_of_corpus.py",
+        "whole",
+        "clean",
+        "--every",
+        10,
+        "--held-out",
+        10,
+        *languages,
+        cwd=tmp_path,
+    )
+    run("experiments/dirty/damaged_corpus.py", "clean", "damaged", "--damaged", "shift", *languages, cwd=tmp_path)
     assert (tmp_path / "damaged" / "shift-eng" / "train.damage").read_text().split().count("copy") == 30
     model = "model = { encoder_layers = 1, decoder_layers = 1, width = 16, inner = 32, heads = 2 }"
     train = "train = { max_steps = 12, tokens = 400, batch_tokens = 200, validate_every = 4 }"
@@ -149,15 +159,15 @@ def test_the_experiment_on_damaged_data_runs_from_text_to_table(corpus, tmp_path
     settings = {"recipe": recipe, "data": data_of("clean"), "damaged": data_of("damaged"), "tiny": tiny}
     (tmp_path / "dirty.toml").write_text(DIRTY.format(**settings))
     multidds("experiment", "dirty.toml", cwd=tmp_path)
-    run("experiments/highest_losses.py", "dirty.toml", cwd=tmp_path)
-    printed = run("experiments/dirty_results.py", "damaged", "runs", "--json", "results.json", cwd=tmp_path)
+    run("experiments/dirty/highest_losses.py", "dirty.toml", cwd=tmp_path)
+    printed = run("experiments/dirty/dirty_results.py", "damaged", "runs", "--json", "results.json", cwd=tmp_path)
     assert "| damaged, a third with the highest losses left out |" in printed
     judged = json.loads(
-        run("experiments/damage_found.py", "damaged", "runs/catalogues-damaged/dds/seed-1", cwd=tmp_path)
+        run("experiments/dirty/damage_found.py", "damaged", "runs/catalogues-damaged/dds/seed-1", cwd=tmp_path)
     )
     found = json.loads((tmp_path / "results.json").read_text())["runs"]["catalogues-damaged/dds/seed-1"]["found"]
     assert judged["auc of trust"] == found["auc of trust"]
-    run("experiments/collect.py", "runs", "results", cwd=tmp_path)
+    run("experiments/study/collect.py", "runs", "results", cwd=tmp_path)
     collected = json.loads((tmp_path / "results" / "catalogues-m2o.alike.1.json").read_text(encoding="utf-8"))
     assert collected["steps"] == 12
     assert collected["test"].keys() == collected["dev"].keys() == collected["sentences"].keys()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "examples"), str(ROOT / "experiments")]
+sys.path += [str(ROOT / "examples"), str(ROOT / "experiments" / "rivals")]
 
 import rivals  # noqa: E402
 

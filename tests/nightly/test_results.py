@@ -9,11 +9,11 @@ from statistics import fmean
 
 import bleu_counts
 import dirty_results
+import paper_scale
 import pytest
 import readme_picture
 import study
 from conftest import ROOT
-from paper import paper_scale
 
 pytestmark = [
     pytest.mark.nightly(part="results"),
@@ -67,7 +67,7 @@ def number(cell):
 
 
 def test_the_pages_of_results_are_up_to_date():
-    subprocess.run([sys.executable, ROOT / "experiments" / "results.py", "--check"], check=True)
+    subprocess.run([sys.executable, ROOT / "experiments" / "study" / "results.py", "--check"], check=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

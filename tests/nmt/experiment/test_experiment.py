@@ -528,7 +528,7 @@ def test_all_runs_of_our_experiments_resolve(name, monkeypatch):
 
 def test_the_experiment_of_the_paper_has_the_runs_of_the_paper(monkeypatch):
     monkeypatch.chdir(ROOT)
-    path = ROOT / "experiments" / "paper.toml"
+    path = ROOT / "experiments" / "paper" / "paper.toml"
     runs = plan(path, load_experiment(path))
     settings = [f"{direction}-{group}" for direction in ("m2o", "o2m") for group in ("related", "diverse")]
     expected = {

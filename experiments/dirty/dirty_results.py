@@ -1,6 +1,6 @@
 """From the runs of `dirty.toml` to results/damaged-translations.json and the table of docs/dirty-data.md.
 
-    python experiments/dirty_results.py data/catalogues-damaged runs/dirty > table.md
+    python experiments/dirty/dirty_results.py data/catalogues-damaged runs/dirty > table.md
 
 Scores by seed; how much of what the damage costs each remedy brings back, of the means over seeds; how well the trust
 of the `dds` runs finds the damage (`damage_found.py`), and the time of their updates beside that of steps and drawing.
@@ -12,7 +12,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "damaged-translations.json"
 ROWS = {
     "clean": "catalogues-m2o/alike",

@@ -1,6 +1,6 @@
 """Training that leaves out the highest losses of every batch: the usual remedy for wrong pairs, to compare with.
 
-    python experiments/highest_losses.py experiments/dirty.toml --drop 0.33
+    python experiments/dirty/highest_losses.py experiments/dirty/dirty.toml --drop 0.33
 
 Repeats each run of the experiment's method `alike` on damaged data as a run of a method `highest-losses`, and scores
 it. Runs that are there already are resumed, or kept.

@@ -3,7 +3,7 @@
 One small transformer, one core, one to two minutes a run. Every run leaves one JSON file in the folder that is given
 (scores, curves, config, versions, seconds; no text and no paths); runs whose file is there are skipped.
 
-    python experiments/domains.py results/learned --regime goal --method temperature-5 learned --seed 1 2 3
+    python experiments/study/domains.py results/learned --regime goal --method temperature-5 learned --seed 1 2 3
 """
 
 import argparse
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from domains_text import BY_HAND, ELSEWHERE, GOALS, REGIMES, WINDOW, Corpus, read_corpus
-from rivals import Exp3, Exponentiated, inner_products, training_losses
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -30,6 +29,9 @@ from multidds import Balancer, Budget, Mixture, MixtureSampler, Probes, batches_
 from multidds.mixture import Replay
 from multidds.rewards import Cosine, FromTable, StabilizedCosine
 from multidds.rules import Scorer
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "rivals"))
+from rivals import Exp3, Exponentiated, inner_products, training_losses
 
 STEPS = dict.fromkeys(REGIMES, 800)  # 1.5, 1 and 10 passes over all data; less than one in the regimes with a goal
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth

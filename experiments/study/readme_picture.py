@@ -1,7 +1,7 @@
 """README's picture: what the mixture of examples/language_model.py does, by `multidds.plot`, for light and dark pages.
 
-    python experiments/readme_picture.py           # from results/readme-mixture.jsonl
-    python experiments/readme_picture.py --train   # trains the run first: seconds
+    python experiments/study/readme_picture.py           # from mixture.jsonl
+    python experiments/study/readme_picture.py --train   # trains the run first: seconds
 
 Two thirds of the text are tables that no dev set asks for. The first column is the mixture by size, the area what the
 default draws by: a plan at once, and what gradients say from then on.
@@ -10,6 +10,7 @@ default draws by: a plan at once, and what gradients say from then on.
 import argparse
 import io
 import re
+import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -17,14 +18,15 @@ import matplotlib as mpl
 from multidds import plot
 from multidds.history import save_history
 
-ROOT = Path(__file__).parent.parent
-HISTORY = ROOT / "results" / "readme-mixture.jsonl"
+ROOT = Path(__file__).resolve().parents[2]
+HISTORY = Path(__file__).with_name("mixture.jsonl")
 INKS = {"light": "#1f2328", "dark": "#e6edf3"}  # of GitHub's pages
 FONTS = "font-family: -apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 
 
 def train(steps: int = 240, seed: int = 0) -> None:
     """The learned run of the example; its history becomes the file."""
+    sys.path.append(str(ROOT / "examples"))
     import language_model
     import torch
 

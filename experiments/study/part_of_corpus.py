@@ -5,8 +5,8 @@ given by `--untranslated` have their source in place of the English line, as cra
 `<language>-eng` per language with train, dev and test files, `train.<language>` and `train.eng` and so on, line i of
 both being one pair.
 
-    python experiments/part_of_corpus.py PATH/OF/tatoeba data/tatoeba-part --every 13 --languages aze,bel,glg
-    python experiments/part_of_corpus.py data/catalogues data/copies --languages aze,tur --untranslated tur
+    python experiments/study/part_of_corpus.py PATH/OF/tatoeba data/tatoeba-part --every 13 --languages aze,bel,glg
+    python experiments/study/part_of_corpus.py data/catalogues data/copies --languages aze,tur --untranslated tur
 """
 
 import argparse

@@ -5,14 +5,16 @@ the target of another sentence, as wrong alignment gives, and 10% a copy of thei
 has. Which lines are damaged depends on the seed alone and is written to `train.damage`, one word per line: "right",
 "other" or "copy". Dev and test sets, and the other languages, stay as they are.
 
-    python experiments/damaged_corpus.py data/catalogues data/catalogues-damaged \\
+    python experiments/dirty/damaged_corpus.py data/catalogues data/catalogues-damaged \\
         --languages aze,bel,glg,slk,tur,rus,por,ces --damaged slk,tur,rus,por,ces
 """
 
 import argparse
 import random
+import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "study"))
 from part_of_corpus import pairs, write
 
 

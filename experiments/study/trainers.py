@@ -8,7 +8,7 @@ embeddings-noise: word embeddings that find the English message for one in anoth
 
 At most a minute a run on one core. Every run leaves one JSON file; runs whose file is there are skipped.
 
-    python experiments/trainers.py results/trainers --text data/catalogues
+    python experiments/study/trainers.py results/trainers --text data/catalogues
 """
 
 import argparse

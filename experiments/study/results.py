@@ -1,7 +1,7 @@
 """docs/results.md, the table of README.md and the pictures of both, from the JSON files of the study's runs.
 
-python experiments/results.py            # writes them
-python experiments/results.py --check    # says whether they are up to date
+python experiments/study/results.py            # writes them
+python experiments/study/results.py --check    # says whether they are up to date
 """
 
 import argparse
@@ -14,16 +14,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-import dirty_results
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from paper import paper_scale
 from readme_picture import FONTS, INKS
 from study import FIXED, SETTINGS, Setting, markdown, read
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "experiments" / name) for name in ("dirty", "paper")]
+
+import dirty_results  # noqa: E402
+import paper_scale  # noqa: E402
+
 RESULTS = ROOT / "results"
-BEGIN, END = "<!-- made by experiments/results.py -->\n", "<!-- end -->"
+BEGIN, END = "<!-- made by experiments/study/results.py -->\n", "<!-- end -->"
 
 
 def row(setting: Setting) -> list[str]:
@@ -177,7 +180,7 @@ def picture(settings: Sequence[Setting], ink: str) -> str:
 
 def page(settings: Sequence[Setting], paper: Mapping[str, Setting]) -> str:
     """Returns docs/results.md: the text of results-intro.md, with the tables at their marks."""
-    text = (ROOT / "experiments" / "results-intro.md").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("results-intro.md").read_text(encoding="utf-8")
     parts = {
         "summary": summary(settings),
         "regrets": regret_table(settings),
@@ -214,7 +217,7 @@ def main() -> None:
         old = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
         if old:
             names = ", ".join(str(path.relative_to(ROOT)) for path in old)
-            sys.exit(f"{names}: not what results/ says: python experiments/results.py")
+            sys.exit(f"{names}: not what results/ says: python experiments/study/results.py")
         return
     # The same points are other bytes with another version of matplotlib, so --check leaves the pictures out.
     made |= {ROOT / "docs" / f"gap-{kind}.svg": picture(settings, ink) for kind, ink in INKS.items()}

@@ -1,10 +1,9 @@
 """One small JSON file for each finished run of `multidds experiment`: what a table, a figure or a test needs of it.
 
 Scores of the test sets and what BLEU counts in each sentence, BLEU of the whole dev sets (translated here, once),
-curves, config, seed, commit, seconds. No models, no text, no paths. `experiments/results.py` makes docs/results.md from
-these files.
+curves, config, seed, commit, seconds. No models, no text, no paths. results.py makes docs/results.md from these files.
 
-    python experiments/collect.py runs/study results/study
+    python experiments/study/collect.py runs/study results/study
 """
 
 import argparse

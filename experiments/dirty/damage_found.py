@@ -4,7 +4,7 @@ Every training pair of the damaged datasets is judged by the final model and sco
 curve (AUC) of what is damaged, by low trust and by high loss per token, and the mean chance of each kind to be
 trained on.
 
-    python experiments/damage_found.py data/catalogues-damaged runs/dirty/*/dds/*
+    python experiments/dirty/damage_found.py data/catalogues-damaged runs/dirty/*/dds/*
 """
 
 import argparse
