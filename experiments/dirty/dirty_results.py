@@ -1,4 +1,4 @@
-"""From the runs of `dirty.toml` to results/damaged-translations.json and the table of docs/dirty-data.md.
+"""From the runs of `dirty.toml` to lines of results.jsonl and the table of docs/dirty-data.md.
 
     python experiments/dirty/dirty_results.py data/catalogues-damaged runs/dirty > table.md
 
@@ -8,12 +8,15 @@ of the `dds` runs finds the damage (`damage_found.py`), and the time of their up
 
 import argparse
 import json
-import statistics
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "results" / "damaged-translations.json"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "study"))
+from results_file import Key, Run, add_run, read_runs
+
+RESULTS = Path(__file__).with_name("results.jsonl")
 ROWS = {
     "clean": "catalogues-m2o/alike",
     "damaged": "catalogues-damaged/alike",
@@ -24,59 +27,52 @@ ROWS = {
 }
 
 
-def collected(corpus: Path, folder: Path) -> dict[str, Any]:
-    """What the runs that are there have reached, by name."""
+def finished(corpus: Path, folder: Path, there: Mapping[Key, Run]) -> Iterator[tuple[Key, Run]]:
+    """Yields what the finished runs of a folder have reached, but for those that are there already."""
     from damage_found import judged
 
     from multidds.nmt.runs import checkpoints
 
-    runs, signatures = {}, {}
     for path in sorted(folder.glob("*/*/seed-*/scores.json")):
-        scores = json.loads(path.read_text(encoding="utf-8"))
-        name = path.parent.relative_to(folder).as_posix()
-        found = {"average": scores["average"], "pairs": scores["pairs"]}
-        _, state = checkpoints.read(checkpoints.listed(path.parent)[-1])
-        found["seconds"] = {key: round(value, 1) for key, value in state["progress"]["seconds"].items()}
-        if name.startswith("catalogues-damaged/dds"):
-            found["found"] = {key: value for key, value in judged(path.parent, corpus).items() if key != "run"}
-        runs[name], signatures = found, scores["signatures"]
-    return {
-        "what": "Translations from damaged training data (docs/dirty-data.md)",
-        "signatures": signatures,
-        "runs": runs,
-    }
-
-
-def table(results: dict[str, Any]) -> str:
-    """As Markdown."""
-    runs = results["runs"]
-    bleu = {
-        row: [runs[name]["average"]["bleu"] for name in sorted(runs) if name.startswith(f"{of}/")]
-        for row, of in ROWS.items()
-    }
-    chrf = {
-        row: [runs[name]["average"]["chrf"] for name in sorted(runs) if name.startswith(f"{of}/")]
-        for row, of in ROWS.items()
-    }
-    best, worst = statistics.fmean(bleu["clean"]), statistics.fmean(bleu["damaged"])
-    lines = ["| | test BLEU, by seed | mean | chrF | brought back |", "|---|---|---|---|---|"]
-    for row in ROWS:
-        if not bleu[row]:
+        setting, method, seed = path.parent.relative_to(folder).parts
+        key = setting, method, int(seed.removeprefix("seed-"))
+        if key in there:
             continue
-        mean, seeds = statistics.fmean(bleu[row]), ", ".join(f"{value:.2f}" for value in bleu[row])
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        facts = {name: scores[name] for name in ("average", "pairs", "signatures")}
+        _, state = checkpoints.read(checkpoints.listed(path.parent)[-1])
+        facts["seconds"] = state["progress"]["seconds"]
+        if (setting, method) == ("catalogues-damaged", "dds"):
+            facts["found"] = {name: value for name, value in judged(path.parent, corpus).items() if name != "run"}
+        yield key, facts
+
+
+def table(runs: Mapping[Key, Run]) -> str:
+    """As Markdown."""
+    average = {
+        row: [run["average"] for key, run in sorted(runs.items()) if key[:2] == tuple(of.split("/"))]
+        for row, of in ROWS.items()
+    }
+    best, worst = (fmean(one["bleu"] for one in average[row]) for row in ("clean", "damaged"))
+    lines = ["| | test BLEU, by seed | mean | chrF | brought back |", "|---|---|---|---|---|"]
+    for row, scores in average.items():
+        if not scores:
+            continue
+        mean, chrf = (fmean(one[measure] for one in scores) for measure in ("bleu", "chrf"))
         back = f"{(mean - worst) / (best - worst):.0%}" if row.startswith("damaged,") else ""
-        lines.append(f"| {row} | {seeds} | {mean:.2f} | {statistics.fmean(chrf[row]):.2f} | {back} |")
+        seeds = ", ".join(f"{one['bleu']:.2f}" for one in scores)
+        lines.append(f"| {row} | {seeds} | {mean:.2f} | {chrf:.2f} | {back} |")
     return "\n".join(lines)
 
 
-def facts(results: dict[str, Any]) -> str:
+def facts(runs: Mapping[Key, Run]) -> str:
     """AUCs and times of the `dds` runs, in lines."""
     lines = []
-    for name, run in results["runs"].items():
+    for (setting, method, seed), run in runs.items():
         seconds = run["seconds"]
         share = seconds["updates"] / (seconds["steps"] + seconds["data"])
         drawing = seconds["data"] / seconds["steps"]
-        line = f"{name}: updates {share:.1%} of steps and drawing, drawing {drawing:.1%} of steps"
+        line = f"{setting} {method} {seed}: updates {share:.1%} of steps and drawing, drawing {drawing:.1%} of steps"
         found = run.get("found", {})
         lines.append(line + "".join(f"; {key} {value:.3f}" for key, value in found.items() if isinstance(value, float)))
     return "\n".join(lines)
@@ -86,12 +82,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="the damaged text")
     parser.add_argument("runs", type=Path, help="the folder of the experiment")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file to add lines to")
     given = parser.parse_args()
-    results = collected(given.corpus, given.runs)
-    given.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(table(results))
-    print(facts(results))
+    for key, found in finished(given.corpus, given.runs, read_runs(given.results)):
+        add_run(given.results, key, found)
+    runs = read_runs(given.results)
+    print(table(runs))
+    print(facts(runs))
 
 
 if __name__ == "__main__":

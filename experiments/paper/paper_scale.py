@@ -1,6 +1,6 @@
 """The paper's tables and figures at the scale of two cores, beside its own numbers: a part of docs/results.md.
 
-Reads what collect.py made of the runs of cpu.toml, results/paper/*.json. Pure; used by results.py.
+Reads results.jsonl, which collect.py made of the runs of cpu.toml. Used by experiments/study/results.py.
 """
 
 import json
@@ -16,6 +16,7 @@ from study import NAMES, Setting, markdown
 
 from multidds.history import COLOURS
 
+RESULTS = Path(__file__).with_name("results.jsonl")
 SETTINGS = {  # of cpu.toml: the name in the paper's tables, what it is
     "catalogues-m2o": ("m2o-related", "into English, related"),
     "catalogues-diverse-m2o": ("m2o-diverse", "into English, diverse"),

@@ -1,9 +1,9 @@
-"""One small JSON file for each finished run of `multidds experiment`: what a table, a figure or a test needs of it.
+"""Adds each finished run of `multidds experiment` to a results file, with what tables, figures and tests need.
 
 Scores of the test sets and what BLEU counts in each sentence, BLEU of the whole dev sets (translated here, once),
 curves, config, seed, commit, seconds. No models, no text, no paths. results.py makes docs/results.md from these files.
 
-    python experiments/study/collect.py runs/study results/study
+    python experiments/study/collect.py runs/study experiments/study/results.jsonl
 """
 
 import argparse
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from bleu_counts import counts_of
-from domains import commit, rounded
+from domains import commit
+from results_file import add_run, read_runs
 from sacrebleu.metrics.bleu import BLEU
 
 from multidds.nmt.batches.sentences import Sentences
@@ -44,8 +45,6 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
     dumped = json.loads(config.model_dump_json())
     data = {"pairs": config.data.names, "sizes": {name: made["pairs"][name]["train"]["pairs"] for name in bleu}}
     return {
-        "setting": config.data.setting,
-        "seed": config.train.seed,
         "test": scores["pairs"],
         "dev": {name: {"bleu": bleu[name]} | {key: getattr(best, key)[name] for key in measures} for name in bleu},
         "best_step": best.step,
@@ -77,32 +76,24 @@ def bleu_of(run: Path, config: Config, prepared: Prepared, dev: dict[str, Senten
     return found
 
 
-def json_of(facts: dict[str, Any]) -> str:
-    """JSON with one line per key, and the counts of sentences in as little room as they need."""
-    lines = [f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in facts.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="the folder of an experiment")
-    parser.add_argument("results", type=Path, help="where the JSON files go; what is there is kept")
+    parser.add_argument("results", type=Path, help="the file to add lines to; runs that are there are kept")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    given.results.mkdir(parents=True, exist_ok=True)
+    there = read_runs(given.results)
     for scores in sorted(given.runs.glob("*/*/*/scores.json")):
         run = scores.parent
         setting, method, seed = run.parts[-3:]
-        path = given.results / f"{setting}.{method}.{seed.removeprefix('seed-')}.json"
-        if path.exists():
+        key = setting, method, int(seed.removeprefix("seed-"))
+        if key in there:
             continue
-        facts = {"method": method} | facts_of(run, given.threads)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json_of(rounded(facts)), encoding="utf-8")
-        partial.replace(path)
+        facts = facts_of(run, given.threads)
+        add_run(given.results, key, facts)
         test, dev = (sum(one["bleu"] for one in facts[part].values()) / len(facts[part]) for part in ("test", "dev"))
-        print(f"{path.name}: dev BLEU {dev:.2f}, test BLEU {test:.2f}", file=sys.stderr)
+        print(f"{setting} {method} {key[2]}: dev BLEU {dev:.2f}, test BLEU {test:.2f}", file=sys.stderr)
 
 
 if __name__ == "__main__":

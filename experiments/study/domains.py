@@ -1,13 +1,12 @@
 """A byte-level causal language model over eight very unequal domains: static, scheduled and learned mixtures compared.
 
-One small transformer, one core, one to two minutes a run. Every run leaves one JSON file in the folder that is given
-(scores, curves, config, versions, seconds; no text and no paths); runs whose file is there are skipped.
+One small transformer, one core, one to two minutes a run. Every run becomes a line of results.jsonl: scores, curves,
+config, versions and seconds, no text and no paths. Runs that are there are skipped.
 
-    python experiments/study/domains.py results/learned --regime goal --method temperature-5 learned --seed 1 2 3
+    python experiments/study/domains.py --regime goal --method temperature-5 learned --seed 1 2 3
 """
 
 import argparse
-import json
 import math
 import platform
 import random
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 from domains_text import BY_HAND, ELSEWHERE, GOALS, REGIMES, WINDOW, Corpus, read_corpus
+from results_file import add_run, read_runs
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -33,6 +33,7 @@ from multidds.rules import Scorer
 sys.path.append(str(Path(__file__).resolve().parents[1] / "rivals"))
 from rivals import Exp3, Exponentiated, inner_products, training_losses
 
+RESULTS = Path(__file__).with_name("results.jsonl")
 STEPS = dict.fromkeys(REGIMES, 800)  # 1.5, 1 and 10 passes over all data; less than one in the regimes with a goal
 MAX_PASSES = 16  # of UniMax: about what repeated text is worth
 STATIC: dict[str, float] = {  # temperatures
@@ -313,18 +314,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def rounded(value: Any) -> Any:
-    """Six digits are more than are known, and small files."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else value
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="folder for one JSON file per run")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file to add lines to")
     parser.add_argument("--regime", nargs="+", choices=list(REGIMES), default=list(REGIMES))
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
@@ -334,25 +326,25 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model and little text: to see whether it runs")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    given.results.mkdir(parents=True, exist_ok=True)
+    there = read_runs(given.results)
     for seed in given.seed:  # one seed of everything first
         for regime in given.regime:
             corpus = None
             for method in given.method:
-                path = given.results / f"{regime}.{method}.{seed}.json"
-                if path.exists() or (method in HAND and HAND.index(method) >= len(BY_HAND.get(regime, []))):
+                steps = given.steps or STEPS[regime]
+                name = method if steps == STEPS[regime] else f"{method}-{steps}-steps"
+                if (regime, name, seed) in there or (
+                    method in HAND and HAND.index(method) >= len(BY_HAND.get(regime, []))
+                ):
                     continue
                 if corpus is None:
                     sizes = REGIMES[regime]
                     corpus = read_corpus(dict.fromkeys(sizes, 9), 2, 3) if given.tiny else read_corpus(sizes)
                     corpus = with_goal(corpus, regime)
-                config = Config(regime, method, seed, given.steps or STEPS[regime], given.lr, dropout=given.dropout)
+                config = Config(regime, method, seed, steps, given.lr, dropout=given.dropout)
                 if given.tiny:
                     config = replace(config, **TINY)
-                text = json.dumps(rounded(run(config, corpus)), indent=1) + "\n"
-                partial = path.with_suffix(".partial")
-                partial.write_text(text)
-                partial.replace(path)
+                add_run(given.results, (regime, name, seed), run(config, corpus))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/results.md, the table of README.md and the pictures of both, from the JSON files of the study's runs.
+"""docs/results.md, the table of README.md and the pictures of both, from the results of the experiments.
 
 python experiments/study/results.py            # writes them
 python experiments/study/results.py --check    # says whether they are up to date
@@ -6,7 +6,6 @@ python experiments/study/results.py --check    # says whether they are up to dat
 
 import argparse
 import io
-import json
 import math
 import re
 import sys
@@ -17,6 +16,7 @@ from statistics import fmean, median
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from readme_picture import FONTS, INKS
+from results_file import read_runs
 from study import FIXED, SETTINGS, Setting, markdown, read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ sys.path += [str(ROOT / "experiments" / name) for name in ("dirty", "paper")]
 import dirty_results  # noqa: E402
 import paper_scale  # noqa: E402
 
-RESULTS = ROOT / "results"
+RESULTS = Path(__file__).with_name("results.jsonl")
 BEGIN, END = "<!-- made by experiments/study/results.py -->\n", "<!-- end -->"
 
 
@@ -60,7 +60,7 @@ def levels(settings: Sequence[Setting]) -> str:
     said = {name: f"{fmean(values):.1f}% on average, {max(values):.0f}% at worst" for name, values in found.items()}
     fixed = min(FIXED, key=lambda method: fmean(found[method]))
     ahead = sorted(-one.behind(one.default, [one.rival]) for one in settings if one.by_hand is not None)
-    dirty = dirty_results.table(json.loads(dirty_results.RESULTS.read_text(encoding="utf-8")))
+    dirty = dirty_results.table(read_runs(dirty_results.RESULTS))
     (recovered,) = re.findall(r"\| damaged, `dds` .* \| (\d+%) \|", dirty)
     rows = [
         [
@@ -120,28 +120,26 @@ def regret_table(settings: Sequence[Setting]) -> str:
     return markdown(["mixture", "behind on average", "at worst", "settings"], rows)
 
 
-def more_steps(settings: Sequence[Setting], folder: Path) -> str:
+def more_steps(settings: Sequence[Setting], variants: Mapping[str, Setting]) -> str:
     """Returns the best fixed mixture with the time of the updates as extra steps, beside the default."""
     head = ["setting", "best fixed mixture, 800 steps", "the same, 904 steps", "learned, 800 steps", "seeds"]
     rows = []
     for setting in settings:
-        runs = {path.name.split(".")[2]: path for path in folder.glob(f"{setting.name}.{setting.rival}.*.json")}
-        if runs:
-            seeds = sorted(map(int, runs))
-            longer = [json.loads(runs[str(seed)].read_text(encoding="utf-8"))["test"] for seed in seeds]
-            loss = fmean(one["loss"] for test in longer for one in test.values())
+        longer, method = variants.get(setting.name), f"{setting.rival}-904-steps"
+        if longer is not None and method in longer.runs:
+            seeds, loss = sorted(longer.runs[method]), longer.mean(method, "test")
             ours, fixed = (setting.mean(method, "test", seeds) for method in (setting.default, setting.rival))
             values = [f"{fixed:.3f}", f"{loss:.3f}", f"**{ours:.3f}**", str(len(seeds))]
             rows.append([SETTINGS[setting.name], *values])
     return markdown(head, rows)
 
 
-def repetition(settings: Sequence[Setting], tried: Mapping[str, Setting]) -> str:
-    """Returns the learned mixture by the repetition that it assumes, seed 1. tried: settings with runs of R = 15."""
+def repetition(settings: Sequence[Setting], variants: Mapping[str, Setting]) -> str:
+    """Returns the learned mixture by the repetition that it assumes, seed 1."""
     rows = []
     for setting in settings:
-        if setting.name in tried:
-            other = tried[setting.name]
+        other = variants.get(setting.name)
+        if other is not None and "repetition-15" in other.runs:
             runs = [
                 (part, of, name)
                 for part in ("dev", "test")
@@ -178,14 +176,14 @@ def picture(settings: Sequence[Setting], ink: str) -> str:
     return re.sub(r"[ \t]+\n", "\n", re.sub(r"font-family: [^;\"]*", FONTS, text))
 
 
-def page(settings: Sequence[Setting], paper: Mapping[str, Setting]) -> str:
+def page(settings: Sequence[Setting], variants: Mapping[str, Setting], paper: Mapping[str, Setting]) -> str:
     """Returns docs/results.md: the text of results-intro.md, with the tables at their marks."""
     text = Path(__file__).with_name("results-intro.md").read_text(encoding="utf-8")
     parts = {
         "summary": summary(settings),
         "regrets": regret_table(settings),
-        "repetition": repetition(settings, read(RESULTS / "repetition")),
-        "more-steps": more_steps(settings, RESULTS / "more-steps"),
+        "repetition": repetition(settings, variants),
+        "more-steps": more_steps(settings, variants),
         "all": "\n".join(map(table, settings)).rstrip(),
         **paper_scale.parts(paper),
     }
@@ -207,17 +205,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     given = parser.parse_args()
-    found = read(*(RESULTS / name for name in ("trainers", "learned", "study")))
+    found = read(RESULTS)
     settings = [found[name] for name in SETTINGS if name in found and found[name].complete]
-    paper = read(RESULTS / "paper")
+    paper = read(paper_scale.RESULTS)
     front = ROOT / "README.md"
-    made = {ROOT / "docs" / "results.md": page(settings, paper)}
+    made = {ROOT / "docs" / "results.md": page(settings, read(RESULTS, variants=True), paper)}
     made[front] = readme(settings, front.read_text(encoding="utf-8"))
     if given.check:
         old = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
         if old:
             names = ", ".join(str(path.relative_to(ROOT)) for path in old)
-            sys.exit(f"{names}: not what results/ says: python experiments/study/results.py")
+            sys.exit(f"{names}: not what the results say. Run python experiments/study/results.py")
         return
     # The same points are other bytes with another version of matplotlib, so --check leaves the pictures out.
     made |= {ROOT / "docs" / f"gap-{kind}.svg": picture(settings, ink) for kind, ink in INKS.items()}

@@ -3,16 +3,16 @@
 Used by results.py and paper_scale.py, which make the pages.
 """
 
-import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from bleu_counts import interval
+from results_file import Run, read_runs
 
 FIXED = ("proportional", "temperature-3", "temperature-5", "uniform")
 SETTINGS = {
@@ -38,10 +38,10 @@ NAMES = {  # of methods, if they are not their own
     "multidds-s": "MultiDDS-S",
     "planned": "plan",
 }
+# Mixtures of the study with one setting changed. They have tables of their own and are not compared with the others.
+VARIANT = re.compile(r"repetition-\d+|.+-\d+-steps")
 # Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
 _STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
-
-Run = Mapping[str, Any]
 
 
 def student(differences: Sequence[float]) -> float:
@@ -159,10 +159,10 @@ def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
-def read(*folders: Path) -> dict[str, Setting]:
-    """Returns the settings by name, in the order of their files `setting.method.seed.json`."""
+def read(path: Path, variants: bool = False) -> dict[str, Setting]:
+    """Returns the settings of a results file by name, with their methods or with the variants of these."""
     found: dict[str, dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
-    for path in (path for folder in folders for path in sorted(folder.glob("*.json"))):
-        setting, method, seed = path.name.removesuffix(".json").split(".")
-        found[setting][method][int(seed)] = json.loads(path.read_text(encoding="utf-8"))
+    for (setting, method, seed), run in sorted(read_runs(path).items()):
+        if bool(VARIANT.fullmatch(method)) == variants:
+            found[setting][method][seed] = run
     return {name: Setting(name, runs) for name, runs in found.items()}

@@ -6,14 +6,13 @@ embeddings-noise: word embeddings that find the English message for one in anoth
     unequal datasets; the pairs of the largest have nothing to do with each other, and it has no dev set. Share of test
     messages whose translation is not the nearest.
 
-At most a minute a run on one core. Every run leaves one JSON file; runs whose file is there are skipped.
+At most a minute a run on one core. Every run becomes a line of results.jsonl. Runs that are there are skipped.
 
-    python experiments/study/trainers.py results/trainers --text data/catalogues
+    python experiments/study/trainers.py --text data/catalogues
 """
 
 import argparse
 import ast
-import json
 import math
 import os
 import random
@@ -31,8 +30,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing comes from a hub
 
 import datasets
 import torch
-from domains import rounded, versions
+from domains import RESULTS, versions
 from domains_text import DOMAINS
+from results_file import add_run, read_runs
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -279,7 +279,7 @@ def embed(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="folder for one JSON file per run")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file to add lines to")
     parser.add_argument("--text", type=Path, help="the corpus of program messages; without it only trl-goal")
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
@@ -287,12 +287,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
-    given.results.mkdir(parents=True, exist_ok=True)
+    there = read_runs(given.results)
     for seed in given.seed:
         for regime in ("trl-goal", "embeddings-noise")[: 2 if given.text else 1]:
             for method in given.method:
-                path = given.results / f"{regime}.{method}.{seed}.json"
-                if path.exists():
+                key = regime, method, seed
+                if key in there:
                     continue
                 steps, began = given.steps or (STEPS if regime == "trl-goal" else ST_STEPS), time.process_time()
                 with tempfile.TemporaryDirectory() as folder:
@@ -301,11 +301,9 @@ def main() -> None:
                 config = {"regime": regime, "method": method, "seed": seed, "steps": steps}
                 facts = {"config": config, "sizes": sizes, "versions": versions(), "mixture": mixture}
                 facts |= {"seconds": {"all": time.process_time() - began}, **found}
-                partial = path.with_suffix(".partial")
-                partial.write_text(json.dumps(rounded(facts), indent=1) + "\n")
-                partial.replace(path)
+                add_run(given.results, key, facts)
                 test = [score for one in found["test"].values() for score in one.values()]
-                print(f"{path.stem}: test {fmean(test):.4f}, {facts['seconds']['all']:.0f} s", flush=True)
+                print(f"{regime} {method} {seed}: test {fmean(test):.4f}, {facts['seconds']['all']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of results is what the files under results/ say, counted a second time and in another way."""
+"""The page of results is what the runs of the experiments say, counted a second time and in another way."""
 
 import json
 import re
@@ -14,17 +14,18 @@ import pytest
 import readme_picture
 import study
 from conftest import ROOT
+from results_file import read_runs
+
+RESULTS = {name: ROOT / "experiments" / name / "results.jsonl" for name in ("study", "paper", "dirty")}
+LINES = {name: path.read_text().splitlines() if path.exists() else [] for name, path in RESULTS.items()}
+RUNS = [(name, line) for name in ("study", "paper") for line in LINES[name]]
 
 pytestmark = [
+    pytest.mark.skipif(not RUNS, reason="the source distribution has no results"),
     pytest.mark.nightly(part="results"),
     pytest.mark.claim("The method", "the page of results is what the files of the runs say"),
 ]
 
-
-RESULTS = ROOT / "results"
-RUNS = sorted(
-    path for name in ("trainers", "learned", "study", "repetition", "paper") for path in RESULTS.glob(f"{name}/*.json")
-)
 FIXED = ("proportional", "temperature-3", "temperature-5", "uniform")
 BLEU = {"untranslated", "goal-into-english", "goal-out-of-english", "into-english", "out-of-english", "tatoeba"}
 PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md"]
@@ -41,12 +42,11 @@ def score(run, part, goal):
 def runs():
     """{setting: {method: {seed: (dev score, test score)}}}, by a reading of its own."""
     found = defaultdict(lambda: defaultdict(dict))
-    for path in RUNS:
-        if path.parent.name in ("trainers", "learned", "study"):
-            setting, method, seed, _ = path.name.split(".")
-            goal = {"goal-into-english": "bel-eng", "goal-out-of-english": "eng-bel"}.get(setting)
-            run = json.loads(path.read_text())
-            found[setting][method][int(seed)] = tuple(score(run, part, goal) for part in ("dev", "test"))
+    for run in map(json.loads, LINES["study"]):
+        if "repetition" not in run["method"] and not run["method"].endswith("-904-steps"):
+            goal = {"goal-into-english": "bel-eng", "goal-out-of-english": "eng-bel"}.get(run["setting"])
+            scores = tuple(score(run, part, goal) for part in ("dev", "test"))
+            found[run["setting"]][run["method"]][run["seed"]] = scores
     return {name: here for name, here in found.items() if "learned" in here and len(set(FIXED) & here.keys()) > 1}
 
 
@@ -133,11 +133,11 @@ def test_the_averages_of_the_paper_at_this_scale_are_those_of_the_files():
     rows = {row[0]: row[1:] for row in rows_of(PAGES[1], "mixture | into English, related | paper")}
     settings = ("catalogues-m2o", "catalogues-diverse-m2o", "catalogues-o2m", "catalogues-diverse-o2m")
     published = {"proportional": (24.88, 26.68, 15.49, 16.79), "MultiDDS-S": (25.52, 27.00, 17.32, 18.24)}
+    runs = {(run["setting"], run["method"], run["seed"]): run for run in map(json.loads, LINES["paper"])}
     for name, of_paper in published.items():
         assert [number(cell) for cell in rows[name][1::2]] == list(of_paper)
         for setting, cell in zip(settings, rows[name][::2], strict=True):
-            run = json.loads((RESULTS / "paper" / f"{setting}.{name.lower()}.1.json").read_text())
-            assert number(cell) == pytest.approx(score(run, "test", None), abs=0.006)
+            assert number(cell) == pytest.approx(score(runs[setting, name.lower(), 1], "test", None), abs=0.006)
 
 
 def test_the_published_averages_of_the_paper_are_those_of_its_scores():
@@ -146,11 +146,10 @@ def test_the_published_averages_of_the_paper_are_those_of_its_scores():
             assert fmean(scores.values()) == pytest.approx(facts["average"][method], abs=0.05)
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_file_of_results_is_whole_and_has_no_paths(path):
-    text = path.read_text()
-    run = json.loads(text)
-    assert not re.search(r"/root|/home|/work|data/|runs/", text)
+@pytest.mark.parametrize(("name", "line"), RUNS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(RUNS)])
+def test_a_line_of_results_is_whole_and_has_no_paths(name, line):
+    run = json.loads(line)
+    assert not re.search(r"/root|/home|/work|data/|runs/", line)
     assert run["versions"]["commit"]
     if "sentences" in run:
         for name, sentences in run["sentences"].items():
@@ -190,18 +189,22 @@ def test_the_picture_of_the_readme_is_what_its_command_draws(kind):
 
 
 def test_the_table_of_damaged_translations_is_that_of_the_file():
-    results = json.loads(dirty_results.RESULTS.read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "dirty-data.md").read_text(encoding="utf-8")
-    assert dirty_results.table(results) in page
-    runs = results["runs"]
+    assert dirty_results.table(read_runs(dirty_results.RESULTS)) in page
+    runs = list(map(json.loads, LINES["dirty"]))
 
-    def mean(of):
-        found = [fmean(pair["bleu"] for pair in run["pairs"].values()) for name, run in runs.items() if of in name]
+    def mean(*of):
+        chosen = [run for run in runs if (run["setting"], run["method"]) == of]
+        found = [fmean(pair["bleu"] for pair in run["pairs"].values()) for run in chosen]
         assert len(found) == 3
         return fmean(found)
 
-    clean, damaged, learned = (mean(of) for of in ("m2o/alike", "damaged/alike", "damaged/dds"))
+    clean, damaged, learned = (
+        mean(f"catalogues-{setting}", method)
+        for setting, method in (("m2o", "alike"), ("damaged", "alike"), ("damaged", "dds"))
+    )
     assert f"| {learned:.2f} |" in page
     assert f"{(learned - damaged) / (clean - damaged):.0%} |" in page
-    for run in (run for name, run in runs.items() if "damaged/dds" in name):
-        assert f"{run['found']['auc of trust']:.2f}" in page
+    judged = [run["found"] for run in runs if "found" in run]
+    assert len(judged) == 3
+    assert all(f"{found['auc of trust']:.2f}" in page for found in judged)
