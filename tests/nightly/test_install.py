@@ -62,4 +62,4 @@ def test_the_newest_versions_of_everything_work(tmp_path):
     run([python, "-m", "pip", "install", "-e", f"{ROOT}[dev]"], ROOT, tmp_path / "torch.txt")
     tests = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", "auto", "--dist", "loadfile"]
     run([*tests, "-m", "not slow and not nightly"], ROOT)
-    run([*tests, "tests/test_docs.py", "tests/test_scripts.py", "tests/nmt/commands/test_quickstart.py"], ROOT)
+    run([*tests, "tests/test_docs.py", "tests/test_scripts.py", "tests/experiments/demo/test_quickstart.py"], ROOT)
