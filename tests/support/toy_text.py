@@ -1,5 +1,8 @@
 """Small aligned text files of made-up words, and the recipe that prepares them."""
 
+import shutil
+
+import made_up_languages
 import numpy as np
 
 from multidds.nmt.config import parse_config
@@ -23,6 +26,18 @@ def recipe(folder, pairs=("ab-base", "cd-base"), lines=300, vocabulary=None, **d
 def made(folder, *arguments, **options):
     """The same as a config."""
     return parse_config(recipe(folder, *arguments, **options), "r.toml")
+
+
+def write_with_loud(folder):
+    """Writes the made-up languages, shorter, and one of capital letters, which no vocabulary of theirs has."""
+    made_up_languages.write(folder)
+    for path in folder.glob("*/*"):
+        lines = path.read_text().splitlines()[: 300 if "train" in path.name else 20]
+        path.write_text("".join(line + "\n" for line in lines))
+    shutil.copytree(folder / "shift-base", folder / "loud-base")
+    for path in (folder / "loud-base").glob("*.shift"):
+        path.with_suffix(".loud").write_text(path.with_suffix(".base").read_text().upper())
+        path.unlink()
 
 
 CALL = """

@@ -2,11 +2,11 @@
 
 import shutil
 
-import made_up_languages
 import numpy as np
 import pytest
 from conftest import ROOT
 from toy_runs import SMALL
+from toy_text import write_with_loud
 
 from multidds._base.errors import DamagedError, UserError
 from multidds.nmt.config.config import load_config
@@ -19,17 +19,8 @@ OLD, NEW = "mirror-base shift-base", "shift-base loud-base"
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The made-up languages, shorter, and one of capital letters, which no vocabulary of theirs has."""
     folder = tmp_path_factory.mktemp("text")
-    made_up = folder / "data" / "made-up"
-    made_up_languages.write(made_up)
-    for path in made_up.glob("*/*"):
-        lines = path.read_text().splitlines()[: 300 if "train" in path.name else 20]
-        path.write_text("".join(line + "\n" for line in lines))
-    shutil.copytree(made_up / "shift-base", made_up / "loud-base")
-    for path in (made_up / "loud-base").glob("*.shift"):
-        path.with_suffix(".loud").write_text(path.with_suffix(".base").read_text().upper())
-        path.unlink()
+    write_with_loud(folder / "data" / "made-up")
     return folder
 
 
