@@ -51,6 +51,7 @@ def name(path):
 
 def test_the_pages_are_all_found():
     assert all(FOLDERS.values())
+    assert {"recipes/reference.toml", "experiments/demo/catalogues.toml"} <= {name(recipe) for recipe in RECIPES}
     assert {"README.md", "docs/guide.md", "examples/README.md", "experiments/LOG.md"} <= {name(page) for page in PAGES}
 
 

@@ -18,7 +18,7 @@ from results_file import read_runs
 
 RESULTS = {name: ROOT / "experiments" / name / "results.jsonl" for name in ("study", "paper", "dirty")}
 LINES = {name: path.read_text().splitlines() if path.exists() else [] for name, path in RESULTS.items()}
-RUNS = [(name, line) for name in ("study", "paper") for line in LINES[name]]
+RUNS = [*LINES["study"], *LINES["paper"]]
 
 pytestmark = [
     pytest.mark.skipif(not RUNS, reason="the source distribution has no results"),
@@ -146,8 +146,8 @@ def test_the_published_averages_of_the_paper_are_those_of_its_scores():
             assert fmean(scores.values()) == pytest.approx(facts["average"][method], abs=0.05)
 
 
-@pytest.mark.parametrize(("name", "line"), RUNS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(RUNS)])
-def test_a_line_of_results_is_whole_and_has_no_paths(name, line):
+@pytest.mark.parametrize("line", RUNS or [""], ids=range(len(RUNS) or 1))
+def test_a_line_of_results_is_whole_and_has_no_paths(line):
     run = json.loads(line)
     assert not re.search(r"/root|/home|/work|data/|runs/", line)
     assert run["versions"]["commit"]
