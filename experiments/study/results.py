@@ -57,7 +57,7 @@ def summary(settings: Sequence[Setting]) -> str:
 def levels(settings: Sequence[Setting]) -> str:
     """Returns the three ways to use it, each with its cost and what it was measured to bring."""
     found = regrets(settings)
-    said = {name: f"{fmean(values):.1f}% on average, {max(values):.0f}% at worst" for name, values in found.items()}
+    said = {name: f"{fmean(values):.1f}% (worst {max(values):.0f}%)" for name, values in found.items()}
     fixed = min(FIXED, key=lambda method: fmean(found[method]))
     ahead = sorted(-one.behind(one.default, [one.rival]) for one in settings if one.by_hand is not None)
     dirty = dirty_results.table(read_runs(dirty_results.RESULTS))
@@ -66,14 +66,14 @@ def levels(settings: Sequence[Setting]) -> str:
         [
             "**1. Plan**: `Mixture.planned(sizes, draws)` instead of a temperature",
             "nothing",
-            f"[behind the best](docs/results.md#one-choice-for-everything) of this, the next and four fixed mixtures: "
-            f"{said['planned']}; the best single fixed one ({settings[0].named(fixed)}): {said[fixed]}",
+            f"average [regret](docs/results.md#one-choice-for-everything) {said['planned']}; "
+            f"the best single fixed mixture, {settings[0].named(fixed)}, has {said[fixed]}",
         ],
         [
             "**2. Learn**: a `Balancer`, for goals and for data of unknown worth",
             "2% of a long training, up to 15% of a short one",
-            f"likewise: {said['learned']}; where some data helps more than other, {median(ahead):.0f}% *ahead* of the "
-            "best fixed mixture (the median of the rows with a mixture by hand)",
+            f"average regret {said['learned']}; in rows with a mixture by hand, {median(ahead):.0f}% *ahead* of the "
+            "best fixed mixture (median)",
         ],
         [
             "**3. Single examples**: [dirty data](docs/dirty-data.md)",
@@ -102,7 +102,7 @@ def table(setting: Setting) -> str:
 
 
 def regrets(settings: Sequence[Setting]) -> dict[str, list[float]]:
-    """Returns {mixture: by how many per cent of the test score it is behind the best of those that ran, by setting}."""
+    """Returns {mixture: [its regret in each setting: per cent of the test score behind the best of those that ran]}."""
     methods = {method: method for method in (*FIXED, "planned")}
     found: dict[str, list[float]] = {method: [] for method in (*methods, "learned")}
     for setting in settings:
@@ -117,7 +117,7 @@ def regret_table(settings: Sequence[Setting]) -> str:
     for method, values in sorted(regrets(settings).items(), key=lambda item: fmean(item[1])):
         name = "**learned**" if method == "learned" else settings[0].named(method)
         rows.append([name, f"{fmean(values):.1f}%", f"{max(values):.1f}%", str(len(values))])
-    return markdown(["mixture", "behind on average", "at worst", "settings"], rows)
+    return markdown(["mixture", "average regret", "worst", "settings"], rows)
 
 
 def more_steps(settings: Sequence[Setting], variants: Mapping[str, Setting]) -> str:

@@ -124,7 +124,7 @@ def test_the_levels_of_the_readme_are_those_of_the_files(runs):
             behind[name].append(100 * (max(means.values()) - value) / abs(max(means.values())))
     plan, learn, _ = rows_of(ROOT / "README.md", " | costs | measured")
     for row, name in ((plan, "planned"), (learn, "learned")):
-        average, worst = map(float, re.search(r": ([\d.]+)% on average, (\d+)% at worst", row[2]).groups())
+        average, worst = map(float, re.search(r"regret\S* ([\d.]+)% \(worst (\d+)%\)", row[2]).groups())
         assert average == pytest.approx(fmean(behind[name]), abs=0.051)
         assert worst == pytest.approx(max(behind[name]), abs=0.51)
 
