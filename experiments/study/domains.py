@@ -1,6 +1,6 @@
 """A byte-level causal language model over eight very unequal domains: static, scheduled and learned mixtures compared.
 
-One small transformer, one core, one to two minutes a run. Every run becomes a line of results.jsonl: scores, curves,
+One small transformer, one core, half a minute a run. Every run becomes a line of results.jsonl: scores, curves,
 config, versions and seconds, no text and no paths. Runs that are there are skipped.
 
     python experiments/study/domains.py --regime goal --method temperature-5 learned --seed 1 2 3
