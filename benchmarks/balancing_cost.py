@@ -1,19 +1,20 @@
-"""What learning the mixture costs a translation run: the default against the static run, through the run's own code.
+"""The cost of a learned mixture in a translation run: the default against a static run.
 
-Two runs of the same config and seed, one static and one with the default method, take their steps in turns, with an
-update now and then, in one process; figures are medians of those turns, so that what else the machine does falls on
-both alike.
+Two runs of the same config and seed take their steps in turns in one process, one static and one with the default.
+Figures are medians over the turns, so other load on the machine affects both alike.
+
     overhead = one update, with its record / (every * one step)
-A run of 1,000 steps is not made: one step is multiplied. That a step of the balanced run costs no more than one of the
-static run is measured beside it (it is the same code: the balancer counts steps). The parts of an update (forward,
-backward, inner products, sketches, ...) are timed one by one, each without what is called inside it. The authors'
-scheme (n + n^2 passes of 8 random sentences) is counted for every n, measured whole at the smallest, and elsewhere the
-cost of one of its passes is multiplied.
+
+A single step is measured and multiplied, instead of a run of 1,000 steps. A step of the balanced run is measured
+beside a step of the static run, because both should cost the same. The parts of an update (forward, backward, inner
+products, sketches, ...) are timed one by one, each without the parts called inside it. The authors' scheme takes n +
+n^2 passes of 8 random sentences. Its passes are counted for every n. It is measured completely at the smallest n, and
+elsewhere the cost of one pass is multiplied.
 
     python benchmarks/balancing_cost.py [--short | --tiny] [--json FILE] [--corpus FOLDER]
 
-The text is synthetic, with lengths like TED's and, for the demo's scale, like the catalogues'. --corpus is a folder
-in which experiments/demo/catalogues.toml was prepared: the demo's scale is then measured on that text.
+The text is synthetic. Its lengths are like TED's or, at the demo's scale, like the catalogues'. --corpus is a folder in
+which experiments/demo/catalogues.toml was prepared. The demo's scale is then measured on that text.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Lines of code, without comments, docstrings and blank lines; and the functions that are long.
+"""Counts lines of code, without comments, docstrings and blank lines, and lists long functions.
 
     python benchmarks/code_lines.py [folder]
 
-A function is measured from `def` to its last line. A longer one than FUNCTION lines may stand with its reason in a
-comment that begins with "# long: " in its first lines; `tests/test_package.py` holds src/multidds to that.
+A function is measured from `def` to its last line. A function with more than FUNCTION lines needs a reason, in a
+comment "# long: ..." in its first lines. `tests/test_package.py` checks this for src/multidds.
 """
 
 import ast

@@ -1,15 +1,16 @@
-"""Large data: what `prepare` and the start of a training cost where there is a lot of text, and what it costs later.
+"""The cost of `prepare` and of a training with much text.
 
-Made-up text of many datasets is prepared by as many processes as asked for. Measured are
-- pairs per second, the peak memory of the processes, and the CPU time of encoding against bare `encode` of
-  sentencepiece on the same lines with the same model, shard by shard in turns, in all processes at once;
-- a second preparation that is killed (SIGKILL) in the middle and called again: whether every file is the same;
-- training on it beside training on a hundredth of it: seconds until the first step is done, peak memory and open files
-  in processes of their own, and CPU seconds per token in one process, by turns.
+Made-up text of many datasets is prepared by several processes. Measured are
+
+- pairs per second, the peak memory of the processes, and the CPU time of encoding. It is compared with sentencepiece's
+  bare `encode` on the same lines with the same model, shard by shard in turns, in all processes at once;
+- a second preparation that is killed (SIGKILL) in the middle and started again, with the same bytes in every file;
+- training on this text and on a hundredth of it: seconds until the first step is done, peak memory and open files in
+  processes of their own, and CPU seconds per token in one process, by turns.
 
     python benchmarks/large_data.py [--tiny] [--pairs 1000000] [--datasets 100] [--folder DIR] [--json FILE]
 
-Ten million pairs need 4 GB of disk. Text that stands in the folder already is used again.
+Ten million pairs need 4 GB of disk. Text that is already in the folder is used again.
 """
 
 import argparse

@@ -1,15 +1,16 @@
-"""What is lost by looking at a part of many datasets at a time; and what ten thousand of them cost besides.
+"""The loss from probing a part of many datasets at a time, and other costs of ten thousand datasets.
 
     python benchmarks/many_datasets.py quadratic    a world with a known answer: 10,000 quadratic losses
     python benchmarks/many_datasets.py text         rewards of 1,000 sources of real text against a full probe
-    python benchmarks/many_datasets.py moments      how full probes of such sources agree from moment to moment
+    python benchmarks/many_datasets.py moments      agreement of full probes of such sources from moment to moment
     python benchmarks/many_datasets.py scale        construction, draws, updates and states with 10,000 names
 
-**quadratic.** Dataset i has the loss |theta - c_i|^2 / 2 (of examples c_i + noise), dev set k |theta - g_k|^2 / 2. With
-a mixture P training ends at m = sum P_i c_i, where the slope of dataset i is <c_i - m, g - m>, g the mean of the g_k.
-The default plans by these slopes, P_i ~ max(slope_i, 0)^2 above its floor: a fixed point in m alone, solved here to
-1e-9, where it should arrive, the more slowly the less it sees. One coordinate more, far from what all want, stands for
-what a model has still to learn from any dataset: without it half of the datasets would be harmful.
+**quadratic.** Dataset i has the loss |theta - c_i|^2 / 2 (of examples c_i + noise), dev set k |theta - g_k|^2 / 2.
+With a mixture P training ends at m = sum P_i c_i. There the slope of dataset i is <c_i - m, g - m>, with g the mean
+of the g_k. The default plans by these slopes, P_i ~ max(slope_i, 0)^2 above its floor. This is a fixed point in m
+alone, solved here to 1e-9. The default should arrive there, more slowly if it sees less. One more coordinate, far
+from all goals, stands for what a model still has to learn from any dataset. Without it half of the datasets would be
+harmful.
 """
 
 import argparse

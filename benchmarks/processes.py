@@ -1,17 +1,16 @@
-"""Two processes of one thread each against one process of one thread: time of a step, and of an update.
+"""Two processes of one thread each against one: the time of a step, and of an update.
 
     cd FOLDER  # where recipes/tiny.toml was prepared
     python benchmarks/processes.py steps recipes/tiny.toml [--turns 3]
     python benchmarks/processes.py updates [--turns 5]
 
 **steps.** Short trainings of the application with the same global batch take turns. Figures are medians of ratios of
-neighbouring turns: of the time on the clock, which says something only where both cores are free, and of the CPU time
-of one process: its share of the work, and what sharing adds. Also what it takes to agree on a number, which happens
-twice in every step.
+neighbouring turns. The ratio of wall-clock times needs two free cores. The ratio of CPU times of one process shows its
+share of the work and the overhead. An agreement on a number, which happens twice in every step, is measured too.
 
-**updates.** One process makes an update alone while the other waits; both share it out; both take every gradient
-together, each half of the batches. Prints medians, their ratios to one process, the same of the processor time of the
-rank that needs most, and what each rank hands to collectives in an update. Half a minute on two quiet cores.
+**updates.** An update is made in three ways: by one process while the other waits, divided between both, and by both
+together, with half of the batches of each gradient. Printed are medians, their ratios to one process, the same for the
+CPU time of the slowest rank, and the bytes that each rank gives to collectives. Half a minute on two quiet cores.
 """
 
 import argparse

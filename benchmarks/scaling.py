@@ -1,9 +1,9 @@
-"""What one update costs, from 4 to 512 datasets: seconds and memory.
+"""The cost of one update, from 4 to 512 datasets: seconds and memory.
 
-For each n = K: passes, seconds and peak memory of an update, beside n + K training passes (forward, backward,
-clearing gradients) of the same batches, interleaved in the same minute; then the growth exponent in n. Memory is
-that of living tensors, counted at every operation: exact and repeatable, unlike the memory of a process. The model is
-a causal transformer, the text is real: the sources and the documentation of Python's standard library.
+For each n = K: passes, seconds and peak memory of an update, and of n + K training passes (forward, backward, clearing
+gradients) of the same batches. Both are measured by turns in the same minute. The last line has the growth exponent in
+n. Memory is that of living tensors, counted at every operation. It is exact and repeatable, unlike the memory of a
+process. The model is a causal transformer. The text is the sources and the documentation of Python's standard library.
 
     python benchmarks/scaling.py [--most 512 | --tiny] [--json FILE]
 """

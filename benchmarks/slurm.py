@@ -1,10 +1,11 @@
-"""An experiment on a real Slurm, with jobs killed, pre-empted, timed out, left alone and cancelled: the same runs?
+"""Runs an experiment on a real Slurm and compares the runs with those of local processes.
 
     python benchmarks/slurm.py
 
-A cluster of this machine alone is set up in a temporary folder, on loopback, with two CPUs and no accounting, and taken
-down at the end. Eight small runs, two at a time, have to end as in processes of this machine, bit for bit. Needs the
-programs of Debian's packages slurm-wlm and munge. Where they are missing or cannot be started, the exit code is 77.
+Jobs are killed, pre-empted, timed out, left alone and cancelled. Eight small runs, two at a time, must end as in
+local processes, bit for bit. The cluster is this machine alone, on loopback, with two CPUs and no accounting. It is
+set up in a temporary folder and taken down at the end. This needs the programs of Debian's packages slurm-wlm and
+munge. If they are missing or cannot be started, the exit code is 77.
 """
 
 import contextlib

@@ -1,13 +1,15 @@
 """Digests of everything that a refactoring must not change: draws, mixtures, rewards, noise, losses, parameters.
 
-With the code before (PYTHONPATH selects it); with the code after, to see the lines that differ; of two sections alone:
+PYTHONPATH selects the code. Record with the code before. Compare with the code after, to see the lines that differ. The
+third line compares two sections only.
 
     python benchmarks/behaviour/behaviour.py > before.json
     python benchmarks/behaviour/behaviour.py --against before.json
     python benchmarks/behaviour/behaviour.py default-rule ranks --against before.json
 
-All sections take about four minutes. Draws are the same on every machine; parameters, and all that is computed from
-them, only on the same one. A line is a digest of all values to the last bit, and the last value with six digits.
+All sections take about four minutes. Draws are the same on every machine. Parameters, and everything computed from
+them, are the same on one machine only. A line is a digest of all values to the last bit, and the last value with six
+digits.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Damage to the files of finished folders, and who reads them: part of faults.py."""
+"""Damage to the files of finished folders, and the commands that read them: part of faults.py."""
 
 import contextlib
 import gzip

@@ -1,8 +1,8 @@
-"""Two ranks under the agent of torchrun, some of which die: what faults.py calls `train on two`.
+"""Two ranks under the agent of torchrun, some of which die: the command `train on two` of faults.py.
 
-The agent is torch's own, restarts included. It starts its workers by a fork, and each worker forks its rank and waits
-for it: so a rank has no imports to do, may leave by os._exit, and what it dies of is noted to the moment. Notes are
-lines of the common output that begin with MARK.
+The agent is torch's own, with its restarts. It forks its workers. Each worker forks its rank and waits for it. So a
+rank has no imports to do and may leave by os._exit, and its death is recorded at once. Records are lines of the
+common output that begin with MARK.
 """
 
 import contextlib

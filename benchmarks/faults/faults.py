@@ -1,13 +1,13 @@
-"""Random faults over every command that writes, and whether anything was lost: the goal is a table of zeros.
+"""Random faults in every command that writes, and a count of losses: the goal is zeros.
 
     python benchmarks/faults/faults.py --count 500 --seed 1 --results faults.jsonl
 
-Every fault is a function of the seed and its number; first comes one of each kind. Real processes are killed, real
-small disks (tmpfs, where we may mount) run full, ranks under the agent of torchrun die; damage is done to copies of
-finished folders, and files are swapped between runs. KINDS is the table of faults: a kind is a function (world,
-command, rng) -> Outcome, with the commands that it is for and how often it is drawn. docs/recovery.md and
-docs/distributed.md say what a fault should lead to.
-With --results every outcome is a line of that file, and the same command again goes on behind the last.
+Every fault is a function of the seed and its number. The first faults are one of each kind. Real processes are
+killed. Real small disks run full (tmpfs, if mounting is allowed). Ranks under the agent of torchrun die. Copies of
+finished folders are damaged, and files are swapped between runs. KINDS is the table of faults. A kind is a function
+(world, command, rng) -> Outcome, with its commands and its frequency. docs/recovery.md and docs/distributed.md say
+what must happen after a fault. With --results every outcome is a line of that file, and the same command continues
+after the last.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Where the faults of faults.py happen: every command once without a fault, and as often as wanted with one.
+"""The processes and folders of faults.py: every command once without a fault, and any number of times with one.
 
-A command runs in a process that is forked from one with everything imported: a real process to be killed, without the
-seconds that imports take.
+A command runs in a process that is forked from one with everything imported. So it is a real process that can be
+killed, and it starts without the seconds that imports take.
 """
 
 import contextlib

@@ -1,16 +1,15 @@
 """The training steps of other translation toolkits, for train_speed.py.
 
-Each peer is its own model class, built from its own configuration, with its own loss and its own way to divide it,
-then backward, clipping and Adam as its own trainer runs them. Sizes, dropout, smoothing, clipping and the sentences
-are the same for all; norms before the sublayers, relu, target embedding tied to the output. What comes before the
-step (reading, batching, padding) is not timed.
+Each peer uses its own model class, configuration, loss, normalisation of the loss, clipping and Adam, as its own
+trainer does. Sizes, dropout, smoothing, clipping and the sentences are the same for all. All have norms before the
+sublayers, ReLU, and a target embedding tied to the output. Reading, batching and padding are not timed.
 
-Adam: Hugging Face's Trainer takes the fused one by itself. The others take torch's default, on a CPU a loop over the
-parameters; here they get the fused one as well, so that the comparison is not about this switch. fairseq has an Adam
-of its own, which stays. JoeyNMT's loss is a divergence: 1.22 lower than the cross-entropy of the others, by the
-entropy of the smoothed targets.
+Hugging Face's Trainer uses fused Adam by default. The others use torch's default, which on a CPU is a loop over the
+parameters. Here they get the fused one too, so that the comparison is not about this switch. fairseq keeps an Adam of
+its own. JoeyNMT's loss is a divergence. It is 1.22 lower than the cross-entropy of the others, by the entropy of the
+smoothed targets.
 
-The toolkits pin old versions of torch and of each other, so they go in without their pins, beside one torch:
+The toolkits pin old versions of torch and of each other. So install them without their pins, beside one torch:
 
     pip install torch==2.13.0 transformers accelerate
     pip install --no-deps joeynmt==2.3.0 eole==0.6.4 sockeye==3.1.34 OpenNMT-py==3.5.1 fasttext-wheel

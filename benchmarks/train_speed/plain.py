@@ -1,6 +1,6 @@
-"""The baseline: our model the way one writes it first, padded and with torch's own functions.
+"""The baseline: our model written in the obvious way, with padding and torch's own functions.
 
-Tests hold its losses and gradients against those of the model; train_speed.py holds its speed.
+Tests compare its losses and gradients with those of the model. train_speed.py compares the speed.
 """
 
 import math

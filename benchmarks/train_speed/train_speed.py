@@ -3,14 +3,14 @@
     python benchmarks/train_speed/train_speed.py [--size paper] [--threads 2] [--recipe R.toml]
         [--only trainer,fairseq] [--tiny]
 
-Every contestant has a process of its own, and they take the same batches in turn, never two at a time: forward,
+Every contestant has a process of its own. They take the same batches in turn, never two at a time: forward,
 label-smoothed loss, backward, clipping, Adam. Reported are medians over the steps: target tokens per second, the ratio
-of our speed to each, the fraction of the matrix-multiply peak of the same minutes that the arithmetic of the real
-tokens (no padding) makes up, and the memory that training added to the process at its peak. Batches are cut as in
-training, from made-up text with lengths like TED's (mean 25, at most 150), or of the text that a recipe has prepared.
+of our speed to each, the fraction of the matrix-multiply peak, and the memory that training added to the process at its
+peak. The fraction counts the arithmetic of the real tokens, without padding, and the peak of the same minutes. Batches
+are cut as in training. The text is made up with lengths like TED's (mean 25, at most 150), or prepared by a recipe.
 
-As a process runs by itself, ours keeps freed memory and the others leave glibc as it is (--memory all: they all
-keep it; none: nobody). Peers that are not installed are shown with the reason; peers.py says how to install them.
+By default ours keeps freed memory and the others leave glibc as it is. With --memory all, all of them keep it. With
+--memory none, nobody does. Peers that are not installed are listed with the reason. peers.py says how to install them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the contestants of train_speed.py are given: the sizes, and batches of made-up or prepared sentences."""
+"""The input of the contestants of train_speed.py: the sizes, and batches of made-up or prepared sentences."""
 
 import math
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Pairs of sentences from the gettext and JSON catalogues of wheels, and the languages that these are in.
+"""Pairs of sentences from the gettext and JSON catalogues of wheels, with their languages.
 
-Everything happens in memory: nothing of a wheel is unpacked, run or evaluated. A broken catalogue is left out.
+Everything happens in memory. Nothing of a wheel is unpacked, run or evaluated. A broken catalogue is left out.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""How well a run's trust in sentence pairs finds the damage of `damaged_corpus.py`, beside its losses alone.
+"""How well a run's trust in sentence pairs finds the damage of `damaged_corpus.py`, compared with its losses.
 
-Every training pair of the damaged datasets is judged by the final model and scorers of a run: the area under the ROC
-curve (AUC) of what is damaged, by low trust and by high loss per token, and the mean chance of each kind to be
+The final model and scorers of a run judge every training pair of the damaged datasets. Printed are the area under the
+ROC curve (AUC) of damaged pairs, by low trust and by high loss per token, and the mean probability of each kind to be
 trained on.
 
     python experiments/dirty/damage_found.py data/catalogues-damaged runs/dirty/*/dds/*

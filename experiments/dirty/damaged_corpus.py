@@ -1,9 +1,9 @@
-"""A parallel corpus of which a part of the training targets is wrong, and which lines those are.
+"""A parallel corpus in which part of the training targets are wrong, with a record of the wrong lines.
 
-For the proof of `[examples]` on real text (docs/dirty-data.md). Of every damaged language 30% of the training pairs get
-the target of another sentence, as wrong alignment gives, and 10% a copy of their source, as text that nobody translated
-has. Which lines are damaged depends on the seed alone and is written to `train.damage`, one word per line: "right",
-"other" or "copy". Dev and test sets, and the other languages, stay as they are.
+It tests `[examples]` on real text (docs/dirty-data.md). In every damaged language, 30% of the training pairs get the
+target of another sentence, as wrong alignment does. 10% get a copy of their source, as in text that was never
+translated. The seed alone decides which lines are damaged. They are written to `train.damage`, one word per line:
+"right", "other" or "copy". Dev and test sets, and the other languages, do not change.
 
     python experiments/dirty/damaged_corpus.py data/catalogues data/catalogues-damaged \\
         --languages aze,bel,glg,slk,tur,rus,por,ces --damaged slk,tur,rus,por,ces

@@ -1,9 +1,9 @@
-"""From the runs of `dirty.toml` to lines of results.jsonl and the table of docs/dirty-data.md.
+"""Adds the runs of `dirty.toml` to results.jsonl, and prints the table of docs/dirty-data.md.
 
     python experiments/dirty/dirty_results.py data/catalogues-damaged runs/dirty > table.md
 
-Scores by seed; how much of what the damage costs each remedy brings back, of the means over seeds; how well the trust
-of the `dds` runs finds the damage (`damage_found.py`), and the time of their updates beside that of steps and drawing.
+The table has the scores by seed, and how much of the lost BLEU each remedy brings back, by means over seeds. The lines
+below it say how well the trust of the `dds` runs finds the damage (`damage_found.py`), and what their updates cost.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python experiments/dirty/highest_losses.py experiments/dirty/dirty.toml --drop 0.33
 
-Repeats each run of the experiment's method `alike` on damaged data as a run of a method `highest-losses`, and scores
-it. Runs that are there already are resumed, or kept.
+Repeats each run of the method `alike` on damaged data as a run of a method `highest-losses`, and scores it. Existing
+runs are resumed or kept.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Adds each finished run of `multidds experiment` to a results file, with what tables, figures and tests need.
 
-Scores of the test sets and what BLEU counts in each sentence, BLEU of the whole dev sets (translated here, once),
-curves, config, seed, commit, seconds. No models, no text, no paths. results.py makes docs/results.md from these files.
+A line has the scores of the test sets with BLEU's counts per sentence, BLEU of the whole dev sets, curves, config,
+seconds and commit. The dev sets are translated here, once. There are no models, no text and no paths. results.py makes
+docs/results.md from these lines.
 
     python experiments/study/collect.py runs/study experiments/study/results.jsonl
 """

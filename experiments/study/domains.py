@@ -1,7 +1,7 @@
 """A byte-level causal language model over eight very unequal domains: static, scheduled and learned mixtures compared.
 
-One small transformer, one core, half a minute a run. Every run becomes a line of results.jsonl: scores, curves,
-config, versions and seconds, no text and no paths. Runs that are there are skipped.
+One small transformer, one core, half a minute per run. Every run becomes a line of results.jsonl, with scores, curves,
+config, versions and seconds. There is no text and no path in it. Existing runs are skipped.
 
     python experiments/study/domains.py --regime goal --method temperature-5 learned --seed 1 2 3
 """

@@ -1,7 +1,7 @@
-"""Eight domains of real text that every machine with this project's environment has, very unequal in size; and hashes.
+"""Eight domains of real text, very unequal in size, that every machine with this project's environment has; and hashes.
 
-Finds files of Python's standard library, of torch and numpy, and the descriptions of installed packages; leaves out
-what it has seen before; cuts test, dev and training text from different files. Knows nothing of models. No download.
+The text is from files of Python's standard library, torch and numpy, and from the descriptions of installed packages.
+Repeated text is left out. Test, dev and training text come from different files. Nothing is downloaded.
 """
 
 import ast

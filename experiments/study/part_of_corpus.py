@@ -1,9 +1,9 @@
-"""A part of a parallel corpus: every k-th training pair, and at most so many dev and test pairs of each language.
+"""A part of a parallel corpus: every k-th training pair, and at most a number of dev and test pairs.
 
-For the study's settings with few data, and with datasets that are no translations: the training pairs of languages
-given by `--untranslated` have their source in place of the English line, as crawled text often has. SOURCE has a folder
-`<language>-eng` per language with train, dev and test files, `train.<language>` and `train.eng` and so on, line i of
-both being one pair.
+The study uses it for settings with little data, and for datasets that are no translations. The training pairs of the
+languages in `--untranslated` are copies of their source, as in much crawled text. SOURCE has a folder
+`<language>-eng` per language with train, dev and test files, such as `train.<language>` and `train.eng`. Line i of both
+is one pair.
 
     python experiments/study/part_of_corpus.py PATH/OF/tatoeba data/tatoeba-part --every 13 --languages aze,bel,glg
     python experiments/study/part_of_corpus.py data/catalogues data/copies --languages aze,tur --untranslated tur

@@ -1,10 +1,10 @@
-"""README's picture: what the mixture of examples/language_model.py does, by `multidds.plot`, for light and dark pages.
+"""README's picture: the mixture of examples/language_model.py, drawn by `multidds.plot` for light and dark pages.
 
     python experiments/study/readme_picture.py           # from mixture.jsonl
     python experiments/study/readme_picture.py --train   # trains the run first: seconds
 
-Two thirds of the text are tables that no dev set asks for. The first column is the mixture by size, the area what the
-default draws by: a plan at once, and what gradients say from then on.
+Two thirds of the text are tables that no dev set asks for. The first column is the mixture by size. The area shows the
+draws of the default, first by a plan and then by what gradients say.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The results of an experiment: a file of JSON lines, one per run, with its setting, method and seed first.
 
-A line is only ever appended, under a lock of the file, so several processes may write at once. Delete a line to repeat
-its run.
+Lines are only appended, under a lock of the file, so several processes may write at once. Delete a line to repeat its
+run.
 """
 
 import fcntl

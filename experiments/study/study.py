@@ -1,4 +1,4 @@
-"""The study's runs by setting, method and seed, and what they say of each other. Pure but for reading the files.
+"""The study's runs by setting, method and seed, and comparisons between them. It reads files and writes none.
 
 Used by results.py and paper_scale.py, which make the pages.
 """

@@ -1,12 +1,13 @@
-"""Two trainings in which others would use it: fine-tuning with TRL, and sentence embeddings with sentence-transformers.
+"""Two trainings of a user: fine-tuning with TRL, and sentence embeddings with sentence-transformers.
 
-trl-goal: a small causal model, prompts and completions made from text that every machine has. Six datasets, one goal:
-    what a function of torch does, with 100 examples of its own. Test loss of the completions, in nats per character.
-embeddings-noise: word embeddings that find the English message for one in another language (the demo's corpus). Six
-    unequal datasets; the pairs of the largest have nothing to do with each other, and it has no dev set. Share of test
-    messages whose translation is not the nearest.
+trl-goal: a small causal model. Prompts and completions are made from text that every machine has. There are six
+    datasets and one goal, the purpose of a function of torch, with 100 examples of its own. The score is the test
+    loss of the completions, in nats per character.
+embeddings-noise: word embeddings that find the English message for one in another language (the demo's corpus). There
+    are six unequal datasets. The pairs of the largest have nothing to do with each other, and it has no dev set. The
+    score is the share of test messages whose translation is not the nearest.
 
-At most a minute a run on one core. Every run becomes a line of results.jsonl. Runs that are there are skipped.
+A run takes at most a minute of one core. Every run becomes a line of results.jsonl. Existing runs are skipped.
 
     python experiments/study/trainers.py --text data/catalogues
 """
