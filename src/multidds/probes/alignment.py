@@ -1,6 +1,6 @@
 """The table that a probe returns: inner products, norms and losses of n datasets and K dev sets.
 
-Plain numbers, float64 on the CPU. `probing` makes it, `rewards` reads it.
+Plain numbers, float64 on the CPU. `Prober` makes it, and rewards read it.
 """
 
 from dataclasses import dataclass

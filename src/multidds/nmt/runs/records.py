@@ -55,8 +55,8 @@ class Updated(Record):
     noise: Numbers = {}  # standard errors of the rewards, if the update estimated them
     signal: float | None = None  # the share of the rewards that is not noise, 0 to 1
     drift: float = 0.0  # total variation between the mixture and the prior
-    learned: float = 0.0  # and between the mixture and the one without differences between rewards
-    unlearned: float = 0.0  # and between that one and the prior
+    learned: float = 0.0  # and between the mixture and the plan
+    unlearned: float = 0.0  # and between the plan and the prior
     passes: Numbers
     skipped: str | None
     notes: list[str]
