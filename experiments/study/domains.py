@@ -323,7 +323,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, help="instead of the regime's own number")
     parser.add_argument("--lr", type=float, default=Config.lr)
     parser.add_argument("--dropout", type=float, default=Config.dropout)
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and little text: to see whether it runs")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and little text, to check that it runs")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     there = read_runs(given.results)

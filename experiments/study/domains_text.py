@@ -106,7 +106,7 @@ def read_corpus(sizes: Mapping[str, int], dev: int = DEV, test: int = TEST) -> C
             if len(text) <= wanted * WINDOW:
                 raise ValueError(
                     f"domains: {domain!r} has only {len(text):,} bytes of {split} text on this machine and needs "
-                    f"{wanted * WINDOW + 1:,}; leave the domain out or make it smaller."
+                    f"{wanted * WINDOW + 1:,}. Leave the domain out or make it smaller."
                 )
             found[domain] = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, WINDOW + 1, WINDOW)
     digest = hashlib.sha256()

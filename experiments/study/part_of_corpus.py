@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--languages", required=True, help="codes, with commas between them")
     parser.add_argument("--untranslated", default="", help="languages whose training pairs are copies of their source")
-    parser.add_argument("--every", type=int, default=1, help="of so many training pairs one is taken")
+    parser.add_argument("--every", type=int, default=1, help="take every k-th training pair")
     parser.add_argument("--held-out", type=int, default=300, help="dev and test pairs of a language, at most")
     given = parser.parse_args()
     for language in given.languages.split(","):

@@ -54,7 +54,7 @@ def picture(ink: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", action="store_true", help="train the run anew")
+    parser.add_argument("--train", action="store_true", help="train the run again")
     parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="where the pictures go")
     given = parser.parse_args()
     if given.train:

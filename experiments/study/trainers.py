@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="the corpus of program messages; without it only trl-goal")
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, help="fewer: to see whether it runs")
+    parser.add_argument("--steps", type=int, help="fewer, to check that it runs")
     given = parser.parse_args()
     torch.set_num_threads(1)
     datasets.disable_progress_bars()

@@ -278,7 +278,7 @@ def test_unknown_missing_and_small_languages_are_one_line(made, shelf, tmp_path)
         ("tur,xyzzy", "unknown language 'xyzzy'. Choose from aze, bel, bul,"),
         ("eng", "unknown language 'eng'."),
         (",", "name at least one"),
-        ("ell,tur", "the packages have no translations into 'ell'; leave it out."),
+        ("ell,tur", "the packages have no translations into 'ell'. Leave it out."),
     ):
         assert message in refused(tmp_path / "c", shelf, languages=codes)
     wheels.make_wheels(tmp_path / "small", {"tur": 900, "aze": 349})
