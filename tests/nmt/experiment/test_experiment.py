@@ -1,10 +1,8 @@
 """Experiments as real processes, on the made-up languages."""
 
 import datetime
-import io
 import json
 import math
-import os
 import shlex
 import shutil
 import signal
@@ -17,17 +15,17 @@ import pytest
 from conftest import ROOT, multidds
 from hypothesis import example, given
 from hypothesis import strategies as st
-from made_runs import lines_of, read_lines, some_record, write_records
-from rich.console import Console
+from made_runs import read_lines, some_record, write_records
 from toy_runs import mistake
 
 from multidds._base.errors import UserError
+from multidds.nmt.common.checksummed import read_checksummed, write_checksummed
 from multidds.nmt.config.config import load_config
-from multidds.nmt.experiment.display import Lines, live_table
+from multidds.nmt.experiment import local_process
 from multidds.nmt.experiment.experiment_file import load_experiment
-from multidds.nmt.experiment.progress import Job, Watch, remaining_stages
+from multidds.nmt.experiment.job import Job, remaining_stages
 from multidds.nmt.experiment.run_list import flat, plan, toml_literal
-from multidds.nmt.experiment.runner import Runner, Task
+from multidds.nmt.experiment.runner import Runner
 
 RECIPE = ROOT / "recipes" / "tiny.toml"
 STEPS = 80
@@ -145,12 +143,10 @@ def test_every_run_of_every_block_is_trained_and_evaluated_once(done):
         assert scores["average"]["chrf"] == scores["pairs"]["shift-base"]["chrf"]  # the only one that counts
         bleu = scores["average"]["bleu"]
         assert out.count(f"{name}: training\n") == out.count(f"{name}: evaluating\n") == 1
-        assert f"{name}: done  step {STEPS} (100%)" in out
-        assert f"BLEU {bleu:.2f}" in out
+        assert f"{name}: done  weighted BLEU {bleu:.2f}\n" in out
         log = (cwd / "runs/e/logs" / (name.replace("/", ".") + ".log")).read_text()
         assert f"Finished after {STEPS} steps" in log
         assert "average, by priority" in log  # the table of 'evaluate'
-    assert "weighted by the priority" in out  # the table at the end
     assert out.count("preparing data/made-up/prepared") == 1
     assert out.rstrip().endswith("Next: multidds report runs/e")
 
@@ -163,16 +159,21 @@ def test_a_second_call_skips_what_is_done_and_starts_no_process(done):
     assert everything(cwd / "runs/e") | everything(cwd / "data") == before
 
 
-def test_a_run_that_is_not_scored_or_has_become_longer_is_remaining_stages(done, monkeypatch):
+def test_a_run_that_is_not_scored_or_has_become_longer_has_remaining_stages(done, monkeypatch):
     cwd, _ = done
     monkeypatch.chdir(cwd)
     run = plan(cwd / "e.toml", load_experiment(cwd / "e.toml"))[0]
-    assert remaining_stages(Job(run)) == []
-    best, scores = run.folder / "best.safetensors", run.folder / "scores.json"
-    before = best.stat().st_mtime_ns
-    os.utime(best, ns=(before, scores.stat().st_mtime_ns + 1))
-    assert remaining_stages(Job(run)) == ["evaluate"]
-    os.utime(best, ns=(before, before))
+    assert remaining_stages(run) == []
+    path = run.folder / "scores.json"
+    whole = path.read_bytes()
+    facts = read_checksummed(path, "")
+    facts.pop("checksum", None)
+    for change in ({"model": facts["model"] | {"checksum of the checkpoint": "of another"}}, {"run": "another"}):
+        write_checksummed(path, facts | change)
+        assert remaining_stages(run) == ["evaluate"]
+    path.write_bytes(whole[:-1])
+    assert remaining_stages(run) == ["evaluate"]
+    path.write_bytes(whole)
     for change, expected in (
         (f"max_steps = {STEPS}}}", [[f"max_steps = {STEPS + 1}}}", ["train", "evaluate"]]]),
         ("log_every = 3", [["log_every = 4", []], ["log_every = 3, lr = 1.0", UserError]]),
@@ -180,12 +181,26 @@ def test_a_run_that_is_not_scored_or_has_become_longer_is_remaining_stages(done,
     ):
         for replacement, stages in expected:
             path = write(cwd, EXPERIMENT.replace(change, replacement), "changed.toml")
-            job = Job(plan(path, load_experiment(path))[0])
+            changed = plan(path, load_experiment(path))[0]
             if stages is UserError:
                 with pytest.raises(UserError, match=r"was started with other settings: train\.lr\. Move it away or"):
-                    remaining_stages(job)
+                    remaining_stages(changed)
             else:
-                assert remaining_stages(job) == stages
+                assert remaining_stages(changed) == stages
+
+
+def test_a_run_that_was_killed_after_it_became_longer_is_not_finished(done, monkeypatch):
+    """Its config.json is written before its first step."""
+    cwd, _ = done
+    monkeypatch.chdir(cwd)
+    text = EXPERIMENT.replace(f"max_steps = {STEPS}", f"max_steps = {STEPS + 1}").replace("runs/e", "runs/longer")
+    path = write(cwd, text, "longer.toml")
+    run = plan(path, load_experiment(path))[0]
+    shutil.copytree(cwd / "runs/e" / run.name, run.folder)
+    facts = read_checksummed(run.folder / "config.json", "")
+    facts["config"] = json.loads(run.config.model_dump_json())
+    write_checksummed(run.folder / "config.json", facts)
+    assert remaining_stages(run) == ["train", "evaluate"]
 
 
 @pytest.mark.slow
@@ -274,15 +289,17 @@ def test_a_run_of_another_process_is_left_to_it(done, monkeypatch, capsys):
     fcntl = pytest.importorskip("fcntl")
     cwd, _ = done
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr("multidds.nmt.experiment.runner._GRACE", 0.0)
+    monkeypatch.setattr(local_process, "_GRACE", 0.0)
     path = write(cwd, EXPERIMENT.replace("runs/e", "runs/locked"), "locked.toml")
-    job = Job(plan(path, load_experiment(path))[0])
-    job.run.folder.mkdir(parents=True)
-    with (job.run.folder / "records.jsonl").open("w") as file:
+    run = plan(path, load_experiment(path))[0]
+    run.folder.mkdir(parents=True)
+    with (run.folder / "records.jsonl").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        Runner([job], 1, Lines()).run()
-        monkeypatch.setattr("multidds.nmt.experiment.runner._GRACE", 60.0)
-        assert Runner([job], 1, Lines())._is_locked(Task([job], ["train"], job.run.log))
+        runner = Runner([run], 1)
+        runner.run()
+        monkeypatch.setattr(local_process, "_GRACE", 60.0)
+        assert local_process.Local().first_of([Job(run, stages=["train"])]) is None
+    (job,) = runner.jobs
     assert job.state == "failed"
     assert "is being trained by another process" in job.reason
     assert "is being trained by another process" in capsys.readouterr().out
@@ -296,8 +313,7 @@ def test_a_dry_run_prints_commands_that_a_shell_can_run(done):
     assert everything(cwd) == before
     lines = out.splitlines()
     assert [line for line in lines if line.startswith("#")] == [
-        "# the data of made-up",
-        "# made-up/uniform/seed-1: to do: train, evaluate",
+        "# made-up/uniform/seed-1: train and evaluate",
     ]
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     assert [command[:2] for command in commands] == [["multidds", x] for x in ("prepare", "train", "evaluate")]
@@ -343,8 +359,8 @@ def test_overrides_and_another_folder_hold_for_every_run(done):
         ("[methods.multidds-s]", '[methods.".."]', "[methods] '..' becomes the name of a folder"),
         ("max_steps = 80", "max_step = 80", "[train] has no key 'max_step'. Did you mean 'max_steps'?"),
         ('prior = "uniform"', 'prior = "unform"', "[methods.uniform] in [settings.made-up]: "),
-        ("set = {mixture = {", "set = {mixtur = {", "[methods.uniform]: set: there is no section 'mixtur'. Did you"),
-        ("train = {tokens", "train = [1]\nvocabulary = {tokens", "'train' must be a table of keys, but it is [1]."),
+        ("set = {mixture = {", "set = {mixtur = {", "has no section 'mixtur'. Did you mean 'mixture'?"),
+        ("train = {tokens", "train = [1]\nvocabulary = {tokens", "--set train=[1]: expected section.key=value."),
         ("pool = 4", "seed = 4", "set: train.seed is set by the seeds of a block; leave it out."),
         ('prior = "uniform"}', 'prior = "uniform"}, data = {max_length = 50}', "share [data] folder = "),
         ("[methods.uniform]", "[methods.uniform]\nset.data.x = 1\n[methods.y]", "[data] has no key 'x'"),
@@ -420,85 +436,29 @@ def test_what_toml_does_not_know_is_not_written():
 
 def test_nested_overrides_stop_at_the_values_of_keys():
     table = {"mixture": {"scorer": {"lr": 1.0}, "probabilities": {"a-b": 1.0}}, "train": {"lr": 0.1}}
-    assert flat(table, "x") == {
+    assert flat(table) == {
         "mixture.scorer.lr": 1.0,
         "mixture.probabilities": {"a-b": 1.0},
         "train.lr": 0.1,
     }
 
 
-# ---------------------------------------------------------------------------------------------- reading along
-
-
-def planned(tmp_path, n):
-    text = EXPERIMENT.replace("seeds = [1]", f"seeds = {list(range(n // 2))}").replace("runs/e", str(tmp_path / "r"))
-    path = write(tmp_path, text.replace("seeds = [ 1 ]", "seeds = [0]"))
-    return plan(path, load_experiment(path))
-
-
-def test_a_watch_reads_what_is_new_and_starts_over_when_records_shrink(tmp_path):
-    run = planned(tmp_path, 2)[0]
-    watch = Watch(run)
-    assert not watch.read()
-    run.folder.mkdir(parents=True)
-    path = run.folder / "records.jsonl"
-    step, validation = some_record("step", 3, tokens_per_second=99.0), some_record("validation", 6)
-    path.write_text(lines_of([step, validation])[:-20])
-    assert watch.read()
-    assert (watch.step, watch.loss, watch.speed, watch.dev_loss) == (3, 5.0, 99.0, None)
-    assert watch.fraction == 3 / STEPS
-    write_records(run.folder, [step, validation, validation | {"mean": 4.5, "step": 9}])
-    assert watch.read()
-    assert not watch.read()
-    assert (watch.step, watch.dev_loss, watch.best) == (9, 4.5, 4.0)
-    write_records(run.folder, [step])
-    assert watch.read()
-    assert (watch.step, watch.best) == (3, None)
-    write_records(run.folder, [step, validation | {"finished": "6 steps"}])
-    path.write_text(path.read_text() + "no JSON\n")
-    watch = Watch(run)
-    watch.read()
-    assert watch.finished == "6 steps"  # it goes no further than a damaged line
-    assert not watch.read()
-    assert watch.fraction == 1.0
-    assert not watch.evaluated
-
-
-def test_a_run_is_finished_whatever_is_recorded_beside_its_last_validation(tmp_path):
-    run = planned(tmp_path, 2)[0]
-    run.folder.mkdir(parents=True)
-    step, last = some_record("step", 3), some_record("validation", 6, finished="6 steps")
-    write_records(run.folder, [step, last, some_record("examples", 6)])
-    watch = Watch(run)
-    watch.read()
-    assert watch.finished == "6 steps"
-    write_records(run.folder, [step, last, some_record("examples", 6), some_record("step", 7)])  # it was made longer
-    watch.read()
-    assert watch.finished == ""
-
-
-@pytest.mark.parametrize("height", [10, 24, 50])
-def test_the_live_table_of_many_runs_fits_the_terminal(tmp_path, height):
-    jobs = [Job(run) for run in planned(tmp_path, 60)]
-    jobs[40].state, jobs[50].state = "training", "failed"
-    console = Console(file=io.StringIO(), width=110, height=height)
-    console.print(live_table(jobs, height))
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) <= height - 1
-    assert any("training" in line and "10" in line for line in lines)
-    assert "60 runs (shown: 2): 58 waiting, 1 training, 1 failed" in lines[-1]
-
-
-def test_lines_tell_now_and_then_how_far_a_run_is(tmp_path, capsys):
-    job = Job(planned(tmp_path, 2)[0])
-    job.run.folder.mkdir(parents=True)
-    job.state = "training"
-    step = some_record("step", 20, tokens_per_second=1234.0)
-    write_records(job.run.folder, [step])
-    Lines(every=3600).tick([job])
-    assert capsys.readouterr().out == ""
-    Lines(every=0).tick([job])
-    assert capsys.readouterr().out == "made-up/uniform/seed-0: training  step 20 (25%)  loss 5.000  1,234 tokens/s\n"
+def test_a_run_is_finished_whatever_is_recorded_beside_its_last_validation(done, monkeypatch):
+    cwd, _ = done
+    monkeypatch.chdir(cwd)
+    path = write(cwd, EXPERIMENT.replace("runs/e", "runs/recorded"), "recorded.toml")
+    run = plan(path, load_experiment(path))[0]
+    shutil.copytree(cwd / "runs/e" / run.name, run.folder)
+    step, last = some_record("step", 3), some_record("validation", STEPS, finished=f"{STEPS} steps")
+    for records, remaining in (
+        ([step], ["train", "evaluate"]),
+        ([step, last], []),
+        ([step, last, some_record("examples", STEPS)], []),
+        ([step, last, some_record("step", STEPS + 1)], ["train", "evaluate"]),  # it was made longer
+        ([step, last | {"finished": "no better dev loss in 3 validations"}], []),
+    ):
+        write_records(run.folder, records)
+        assert remaining_stages(run) == remaining
 
 
 # ---------------------------------------------------------------------------------------------- the experiments we ship

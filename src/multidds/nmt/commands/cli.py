@@ -293,9 +293,8 @@ def experiment(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and their commands.")] = False,
 ) -> None:
     """Train and evaluate many runs. To resume, repeat the command; finished runs are kept."""
-    from ..experiment.display import Lines, LiveTable, commands, final_table
     from ..experiment.experiment_file import load_experiment
-    from ..experiment.progress import Job
+    from ..experiment.job import commands
     from ..experiment.run_list import plan
     from ..experiment.runner import Runner
     from ..experiment.slurm_job import Slurm
@@ -303,22 +302,21 @@ def experiment(
     if on not in ("local", "slurm"):
         raise UserError(f"--on {on}: must be local or slurm.")
     wanted = load_experiment(file, folder)
-    runs = plan(file, wanted, set_)
-    jobs = [Job(run) for run in runs if only is None or fnmatchcase(run.name, only)]
-    if not jobs:
-        raise UserError(f"--only {only}: matches none of the {len(runs)} runs, such as {runs[0].name}.")
+    planned = plan(file, wanted, set_)
+    runs = [run for run in planned if only is None or fnmatchcase(run.name, only)]
+    if not runs:
+        raise UserError(f"--only {only}: matches none of the {len(planned)} runs, such as {planned[0].name}.")
     if dry_run:
-        for line in commands(jobs):
+        for line in commands(runs):
             say(line)
         return
     place = Slurm(wanted.cluster, file) if on == "slurm" else None
-    _avoid_amx([job.run.config for job in jobs])  # the processes of the runs inherit it
+    _avoid_amx([run.config for run in runs])  # the processes of the runs inherit it
     refusal = f"{wanted.folder}: another process is at work on the experiment there."
-    with locked(wanted.folder / f"experiment{LOCK}", refusal), LiveTable(out) if out.is_terminal else Lines() as show:
-        runner = Runner(jobs, parallel or wanted.parallel, show, place)
+    runner = Runner(runs, parallel or wanted.parallel, place)
+    with locked(wanted.folder / f"experiment{LOCK}", refusal):
         runner.run()
-    out.print(final_table(jobs, wanted.folder))
-    failed = [job for job in jobs if job.state == "failed"]
+    failed = [job for job in runner.jobs if job.state == "failed"]
     for job in failed:
         say(f"failed: {job.run.name}: {job.reason}")
     if runner.stopped:

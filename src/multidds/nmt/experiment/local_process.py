@@ -6,71 +6,79 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .place import End
+from multidds._base.errors import UserError
+
+from ..runs.record_files import check_free
+from .job import End, Job
 from .run_list import Planned, Stage
 
+_GRACE = 15.0  # seconds in which the processes of a call that was killed may still save
 
-@dataclass
+
 class LocalProcess:
-    """A process with a group of its own."""
+    """A process with a group of its own: Ctrl-C reaches us alone, and we pass it on."""
 
-    process: subprocess.Popen[bytes]
-    queued: bool = False
-    asked: int = 0  # requests to stop
-
-    def poll(self) -> End | None:
-        code = self.process.poll()
-        if code is None:
-            return None
-        how = ""
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                how = f"killed by {signal.Signals(-code).name}"
-        return End(code == 0, how)
-
-    def ask_to_stop(self, times: int) -> None:
-        """Asks the process to stop and save; the second time kills it with all that it has started."""
-        if self.asked >= times or self.process.poll() is not None:
-            return
-        self.asked = times
-        with contextlib.suppress(ProcessLookupError):
-            if os.name != "posix":
-                self.process.terminate()
-            elif times == 1:
-                self.process.send_signal(signal.SIGINT)
-            else:
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-
-class LocalProcesses:
-    """This machine."""
-
-    stopping = "waiting for the runs to save; once more kills them"
-
-    def start(self, run: Planned, stage: Stage, log: Path) -> LocalProcess:
+    def __init__(self, run: Planned, stage: Stage, log: Path) -> None:
+        """log: the file to append the output to."""
+        self._asked = 0  # requests to stop
         with log.open("ab") as output:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "multidds", *run.arguments(stage)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(0 if stage == "prepare" else run.threads),
-                # A group of its own: Ctrl-C reaches us alone, and a child is asked to stop once.
+                env=environment(0 if stage == "prepare" else run.config.train.threads),
                 process_group=0 if os.name == "posix" else None,
                 preexec_fn=_end_with_parent(),
             )
-        return LocalProcess(process)
 
-    def has(self, run: Planned, stage: Stage) -> bool:
-        return False  # they end with the call that started them
+    def poll(self) -> End | None:
+        """Returns None until the process has ended."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        return End(f"killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else "", code=code)
+
+    def stop(self, times: int) -> None:
+        """Asks the process to save and stop as often as the user has asked; the second time it stops at once."""
+        while self._asked < times:
+            self._asked += 1
+            if os.name == "posix":
+                self._process.send_signal(signal.SIGINT)
+            else:
+                self._process.terminate()
+
+
+class Local:
+    """This machine."""
+
+    stopping = "waiting for the runs to save; once more stops them without saving"
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def first_of(self, waiting: Sequence[Job]) -> Job | None:
+        """Returns the first job to start: none that a process of a killed call may still save.
+
+        Later, train reports such a process itself.
+        """
+        for job in waiting:
+            with contextlib.suppress(UserError):
+                if job.stages[0] == "train" and time.monotonic() - self._began < _GRACE:
+                    check_free(job.run.folder)
+                return job
+        return None
+
+    def start(self, run: Planned, stage: Stage, log: Path) -> LocalProcess:
+        return LocalProcess(run, stage, log)
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Returns the environment of a process with so many threads, in all libraries; 0: as many as they want."""
+    """Returns the environment of a process. threads: their number in all libraries; 0: as many as they want."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS") if threads else ()
     return os.environ | {"PYTHONUNBUFFERED": "1"} | dict.fromkeys(names, str(threads))
 

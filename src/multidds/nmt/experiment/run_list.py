@@ -3,11 +3,10 @@
 All recipes are read and all configs checked before anything is started. Does not import torch.
 """
 
-import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from itertools import product
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from multidds._base.errors import UserError
-from multidds._base.text import suggestion
 
-from ..config.config import NAME, Config, Section, load_config
+from ..config.config import Config, Section, load_config
 from ..config.config_diff import changed_keys
 from .experiment_file import Experiment
 
@@ -37,7 +35,6 @@ class Planned:
     config: Config
     folder: Path
     log: Path
-    threads: int
     evaluate: bool
 
     @property
@@ -47,7 +44,7 @@ class Planned:
     def arguments(self, stage: Stage) -> list[str]:
         """Returns the arguments of the command `multidds` for a stage."""
         if stage == "evaluate":
-            return ["evaluate", str(self.folder), "--threads", str(self.threads)]
+            return ["evaluate", str(self.folder), "--threads", str(self.config.train.threads)]
         where = ["--folder", str(self.folder)] if stage == "train" else []  # torchrun has a --run of its own
         return [stage, str(self.recipe), *where, *(part for text in self.overrides for part in ("--set", text))]
 
@@ -75,15 +72,16 @@ def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed
     recipe = (path.parent / experiment.settings[setting].recipe).resolve()
     if recipe.is_relative_to(Path.cwd()):
         recipe = recipe.relative_to(Path.cwd())
-    where = f"{path}: [settings.{setting}]"
-    base = flat(experiment.settings[setting].set, where)
-    with _naming(where):
-        load_config(recipe, _as_overrides(base))
-    values = base | flat(experiment.methods[method].set, f"{path}: [methods.{method}]")
+    values = flat(experiment.settings[setting].set) | flat(experiment.methods[method].set)
+    where = f"{path}: [methods.{method}] in [settings.{setting}]"
+    if key := next((key for key in _OURS if key in values), None):
+        raise UserError(f"{where}: set: {key} is set by the {_OURS[key]}; leave it out.")
     values |= {"train.seed": seed, "train.threads": experiment.threads, "data.setting": setting}
-    overrides = (*_as_overrides(values), *given)
-    with _naming(f"{path}: [methods.{method}] in [settings.{setting}]"):
+    overrides = (*(f"{key}={toml_literal(value)}" for key, value in values.items()), *given)
+    try:
         config = load_config(recipe, overrides)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     if experiment.evaluate and config.data.test is None:
         raise UserError(f"{where}: {recipe} has no [data] test to evaluate on; add it, or say evaluate = false.")
     return Planned(
@@ -95,17 +93,8 @@ def _planned(path: Path, experiment: Experiment, setting: str, method: str, seed
         config=config,
         folder=experiment.folder / setting / method / f"seed-{seed}",
         log=experiment.folder / "logs" / f"{setting}.{method}.seed-{seed}.log",
-        threads=experiment.threads,
         evaluate=experiment.evaluate,
     )
-
-
-@contextlib.contextmanager
-def _naming(where: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
 
 
 def _check_apart(path: Path, runs: list[Planned]) -> None:
@@ -127,32 +116,17 @@ def _check_apart(path: Path, runs: list[Planned]) -> None:
             raise UserError(f"{path}: {other.name} and {run.name} would share {run.log}; rename a setting or method.")
 
 
-def flat(table: dict[str, Any], where: str, section: type[Section] = Config, before: str = "") -> dict[str, Any]:
+def flat(table: dict[str, Any], section: type[Section] = Config, before: str = "") -> dict[str, Any]:
     """Returns nested overrides as {section.key: value}. A table that is the value of a key stays whole."""
     overrides: dict[str, Any] = {}
     for name, value in table.items():
-        key = before + name
-        if not NAME.fullmatch(name) or "." in name:
-            raise UserError(f"{where}: set: {name!r} is not the name of a section or key.")
-        if key in _OURS:
-            raise UserError(f"{where}: set: {key} is set by the {_OURS[key]}; leave it out.")
         known = section.model_fields.get(name)
-        inner = known.annotation if known else None
-        if isinstance(inner, type) and issubclass(inner, Section) and isinstance(value, dict):
-            overrides |= flat(value, where, inner, key + ".")
-        elif not before and (known or not isinstance(value, dict)):
-            raise UserError(f"{where}: set: {name!r} must be a table of keys, but it is {toml_literal(value)}.")
-        elif not before:
-            raise UserError(
-                f"{where}: set: there is no section {name!r}.{suggestion(name, tuple(Config.model_fields))}"
-            )
+        inner = known.annotation if known else None if before else Section
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Section):
+            overrides |= flat(value, inner, f"{before}{name}.")
         else:
-            overrides[key] = value
+            overrides[before + name] = value
     return overrides
-
-
-def _as_overrides(values: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{key}={toml_literal(value)}" for key, value in values.items())
 
 
 def toml_literal(value: Any) -> str:

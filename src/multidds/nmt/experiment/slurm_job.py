@@ -1,4 +1,4 @@
-"""Commands as jobs of Slurm, through its own commands: sbatch, squeue, scancel and sinfo.
+"""Commands as jobs of Slurm, through its own commands: sbatch, squeue and scancel.
 
 A job is one command line, which Slurm starts again after a pre-emption: `multidds train` then goes on from its last
 checkpoint. A later call of the experiment finds jobs again by their names. No accounting database is needed. Does not
@@ -8,18 +8,18 @@ import torch.
 import contextlib
 import hashlib
 import shlex
-import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from multidds._base.errors import UserError
 
 from .experiment_file import Cluster
+from .job import End, Job
 from .local_process import environment
-from .place import End
 from .run_list import Planned, Stage
 
 _EVERY = 5.0  # seconds between two looks at the queue
@@ -36,28 +36,18 @@ class Slurm:
 
     def __init__(self, cluster: Cluster, file: Path) -> None:
         self._cluster = cluster
-        self._states: dict[str, tuple[str, str]] = {}
-        self._looked = -_EVERY
         if not cluster.partition:
             raise UserError(f"{file}: --on slurm needs [cluster] partition, as in 'partition = \"gpu\"'.")
-        if shutil.which("sbatch") is None:
-            raise UserError("--on slurm: there is no command 'sbatch' here; call it on a machine of the cluster.")
-        known = _called("sinfo", "--all", "--noheader", "--format=%R").split()
-        for name in cluster.partition.split(","):
-            if name not in known:
-                raise UserError(
-                    f"{file}: [cluster] partition: there is no {name!r} on this cluster; there is {', '.join(known)}."
-                )
+        self._look()
+
+    def first_of(self, waiting: Sequence[Job]) -> Job | None:
+        """Returns the next job to start: first those whose commands an earlier call has left in the queue."""
+        return next((job for job in waiting if self._number(job.run, job.stages[0])), next(iter(waiting), None))
 
     def start(self, run: Planned, stage: Stage, log: Path) -> "SlurmJob":
         """Submits a job, or returns the one that an earlier call has left."""
-        if number := self._number(run, stage, 0.0):
+        if number := self._number(run, stage):
             return SlurmJob(self, number)
-        if other := self._with_other_settings(run, stage):
-            raise UserError(
-                f"job {other} of an earlier call has {run.folder} with other settings; wait for its end, or 'scancel "
-                f"{other}'."
-            )
         gpus = self._cluster.gpus if stage == "train" else min(self._cluster.gpus, 1)
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"] if gpus > 1 else []
         command = [sys.executable, *launcher, "-m", "multidds", *run.arguments(stage)]
@@ -67,47 +57,38 @@ class Slurm:
             "gres": f"gpu:{gpus}" if gpus else "",
             "time": self._cluster.time,
             "mem": self._cluster.memory,
-            "cpus-per-task": run.threads * max(gpus, 1),
+            "cpus-per-task": run.config.train.threads * max(gpus, 1),
             "output": str(log.resolve()).replace("%", "%%"),
         }
         given = [f"--{key}={value}" for key, value in options.items() if value]
         printed = _called(
             *("sbatch", "--parsable", "--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append", *given),
             script=f"#!/bin/sh\nexec {shlex.join(command)}\n",  # exec: the signals of Slurm go to the command
-            threads=run.threads,
+            threads=run.config.train.threads,
         )
         number = printed.partition(";")[0].strip()
         self._states[number] = ("PENDING", _name(run, stage))
         return SlurmJob(self, number)
 
-    def has(self, run: Planned, stage: Stage) -> bool:
-        return bool(self._number(run, stage, _EVERY))
-
-    def _number(self, run: Planned, stage: Stage, every: float) -> str:
+    def _number(self, run: Planned, stage: Stage) -> str:
         """Returns the number of the job that has not ended; empty if there is none."""
         name = _name(run, stage)
-        return next((n for n, (state, of) in self.states(every).items() if of == name and state not in _ENDED), "")
+        return next((n for n, (state, of) in self.states().items() if of == name and state not in _ENDED), "")
 
-    def _with_other_settings(self, run: Planned, stage: Stage) -> str:
-        """Returns the number of a job for the same folder that has not ended and has other arguments, or nothing."""
-        before = _name(run, stage).rpartition(".")[0] + "."
-        jobs = self._states.items()
-        return next((number for number, (state, of) in jobs if of.startswith(before) and state not in _ENDED), "")
-
-    def states(self, every: float = _EVERY) -> dict[str, tuple[str, str]]:
+    def states(self) -> dict[str, tuple[str, str]]:
         """Returns {number: (state, name)} of the user's jobs, also of those that ended in the last minutes.
 
-        every: the age in seconds from which the answer is renewed. If Slurm does not answer, it is the last one.
+        If Slurm does not answer, these are the last ones.
         """
-        if time.monotonic() - self._looked >= every:
-            try:
-                lines = _called("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%j").splitlines()
-                self._states = {number: (state, name) for number, state, name in (x.split("|", 2) for x in lines)}
-            except UserError:
-                if every == 0.0:
-                    raise
-            self._looked = time.monotonic()
+        if time.monotonic() - self._looked >= _EVERY:
+            with contextlib.suppress(UserError):
+                self._look()
         return self._states
+
+    def _look(self) -> None:
+        self._looked = time.monotonic()
+        lines = _called("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%j").splitlines()
+        self._states = {number: (state, name) for number, state, name in (line.split("|", 2) for line in lines)}
 
 
 @dataclass
@@ -119,24 +100,18 @@ class SlurmJob:
     asked: int = 0  # requests to stop
     when: float = 0.0  # the first of them came
 
-    def _state(self) -> str:
-        return self.slurm.states().get(self.number, ("", ""))[0]
-
-    @property
-    def queued(self) -> bool:
-        return self._state() in ("", "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD")
-
     def poll(self) -> End | None:
+        """Returns None until the job has ended or is left alone."""
         if self.asked == 1 and time.monotonic() - self.when > _SECONDS:
-            return End(False, f"job {self.number} goes on")
-        state = self._state()
-        if self.number not in self.slurm.states():  # Slurm forgets: only the files of the run can tell
-            return End(None, f"job {self.number} is gone from the queue", cut=True)
-        return End(state == "COMPLETED", f"job {self.number} is {state}", state in _CUT) if state in _ENDED else None
+            return End(f"job {self.number} goes on in the queue")
+        state, _ = self.slurm.states().get(self.number, ("gone from the queue", ""))
+        if state in _ENDED:
+            return End(f"job {self.number} is {state}", state in _CUT)
+        return None if self.number in self.slurm.states() else End(f"job {self.number} is {state}", cut=True)
 
-    def ask_to_stop(self, times: int) -> None:
+    def stop(self, times: int) -> None:
         """Leaves the job alone; the second time cancels it, so that it saves and stops."""
-        if self.asked == 0:
+        if times and self.asked == 0:
             self.asked, self.when = 1, time.monotonic()
         if self.asked < times:
             with contextlib.suppress(UserError):  # then it goes on, and the end says so
@@ -159,8 +134,8 @@ def _called(*command: str, script: str = "", threads: int = 0) -> str:
             command, input=script, capture_output=True, text=True, env=environment(threads), process_group=0
         )
     except OSError as error:
-        raise UserError(f"{command[0]}: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise UserError(f"{command[0]}: {reason}. Run this on a machine of the cluster.") from None
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UserError(f"{command[0]}: {reason.removeprefix(f'{command[0]}: ').removeprefix('error: ')}")
+        raise UserError((done.stderr.strip().splitlines() or [f"{command[0]}: exit code {done.returncode}"])[-1])
     return done.stdout
