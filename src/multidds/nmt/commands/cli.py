@@ -40,6 +40,7 @@ Threads = Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per
 _NO_MEMORY = re.compile(
     "memory|can't start new thread|Resource temporarily unavailable|returned NULL without setting an exc", re.IGNORECASE
 )
+_STOPPED = "multidds: stopped.", 130  # line and exit code after Ctrl-C
 _HISTORIES = "of runs, Trainer checkpoints, Lightning logs or saved histories"
 
 
@@ -60,7 +61,7 @@ def main() -> None:
     except SystemExit as ended:
         if not _is_interrupt(ended):
             launch.exit_process(ended.code)
-        launch.end(*_stopped(), _notice)
+        launch.end(*_STOPPED, _notice)
     except BaseException as error:
         line_and_code = _explained(error)
         if line_and_code is None:
@@ -90,10 +91,9 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, UserError):
         return f"multidds: {error}", 2
     if isinstance(error, KeyboardInterrupt):
-        return _stopped()
+        return _STOPPED
     if launch.is_loss(error):
-        launch.wait_for_launcher()
-        return "multidds: another process has ended, so all end; the same command goes on from the last checkpoint.", 1
+        return "multidds: another process exited; stopping all. Run the same command to resume.", 1
     if isinstance(error, OSError):  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
         return f"multidds: {where}{error.strerror or error}", 2
@@ -102,12 +102,6 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
     ):
         return "multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.", 2
     return None
-
-
-def _stopped() -> tuple[str, int]:
-    if launch.is_formed():
-        launch.wait_for_launcher(1.0)  # if this is because another has died
-    return "multidds: stopped.", 130
 
 
 @app.command()

@@ -1,20 +1,18 @@
 """The processes that a launcher (torchrun, accelerate launch) starts for one training: one group, and one end.
 
-Every process waits, in a thread, for a message of the next one in a ring, which that one sends when it exits. If the
-connection closes without the message, the next process is dead: the first to notice prints it, and all exit. So a death
-is noticed at once, with any backend, and collectives may take any time. Without a launcher, torch is not imported.
+The launcher notices the death of a process, and ends or restarts the others. Without such a launcher, the others end
+with the error of their next collective, which may take any time. Without a launcher, torch is not imported.
 """
 
 import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from multidds._base.errors import UserError
 
@@ -24,10 +22,9 @@ if TYPE_CHECKING:
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by launchers
 PATIENCE = 120.0  # seconds until all processes of a launch must have joined
 _START = "multidds/start"  # the key of the store with the name of the newest start
-_FOREVER = timedelta(days=365)  # a process may be slow: deaths are noticed otherwise
-_EXIT = threading.Lock()  # held by the thread that ends this process
+_FOREVER = timedelta(days=365)  # a process may be slow: a death closes its connections
 
-_group: "tuple[Store, Any, threading.Thread] | None" = None  # its store, the ring, the thread that waits
+_group: "Store | None" = None  # the store of the group, once it is formed
 
 
 def launched() -> tuple[int, int]:
@@ -57,16 +54,13 @@ def form_group() -> None:
     try:
         store = (_opened if rank == 0 else _joined)(_store(PATIENCE), rank, size, place)
         dist.init_process_group(backend(), store=store, rank=rank, world_size=size, timeout=_FOREVER)
-        ring = dist.new_group(backend="gloo", timeout=_FOREVER)
     except (RuntimeError, ValueError) as error:  # also torch's own errors of stores and networks
         first = str(error).splitlines()[0]
         raise UserError(f"rank {rank} of {size} cannot form a group with the others at {place}: {first}") from None
-    watcher = threading.Thread(target=_watch_next, args=(rank, size, ring), daemon=True)
-    _group = store, ring, watcher
+    _group = store
     with contextlib.suppress(ValueError):  # not in the main thread
         # torchrun sends SIGTERM to the others when one has died; they still print why they exit.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    watcher.start()
 
 
 def backend() -> str:
@@ -126,65 +120,44 @@ def _joined(store: "Store", rank: int, size: int, place: str) -> "Store":
     raise UserError(f"{size} processes were to meet at {place}, but not all came within {PATIENCE:.0f} seconds.")
 
 
-def _watch_next(rank: int, size: int, ring: Any) -> None:
-    """Ends this process if the next one ends without its message."""
-    import torch
-    import torch.distributed as dist
-
-    following = (rank + 1) % size
-    try:
-        dist.recv(torch.zeros(1), src=following, group=ring)
-    except RuntimeError:
-        text = f"multidds: rank {following} of {size} has ended, so all end; the same command goes on from the last "
-        # Without an agent of torchrun the store ends with rank 0, and only the rank that watches it can report that.
-        end(text + "checkpoint.", 1, lambda text: print(text, file=sys.stderr, flush=True), unasked=following == 0)
-
-
-def end(text: str, code: int, say: Callable[[str], None], unasked: bool = True) -> NoReturn:
+def end(text: str, code: int, say: Callable[[str], None]) -> NoReturn:
     """Ends this process after an error. The first process that ends prints why.
 
     text: the message.
     code: the exit code.
     say: prints the message.
-    unasked: whether this process prints it if the others cannot be asked.
     """
-    with _EXIT:  # until the end: the other thread has nothing to add
-        if _is_first(unasked):
-            say(text)
-        exit_process(code)
+    if _is_first():
+        say(text)
+    exit_process(code)
 
 
-def _is_first(unasked: bool) -> bool:
+def _is_first() -> bool:
+    """Returns whether no other process has ended before; True if the store cannot be reached."""
     with contextlib.suppress(UserError, RuntimeError, ValueError, OSError):
         if launched()[1] > 1:
-            store = _group[0] if _group is not None else _store(10.0)
+            store = _group or _store(10.0)
             return bool(store.add(f"multidds/ended/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}", 1) == 1)
-    return unasked
+    return True
 
 
 def exit_process(code: int | str | None) -> NoReturn:
-    """Ends this process. The group is not destroyed: torch can wait there for a thread that waits for the GIL."""
+    """Ends this process: after all others, if it ends well.
+
+    The group is not destroyed: torch can wait there for a thread that waits for the GIL.
+    """
     if _group is None:
         raise SystemExit(code)
-    if not code:  # else the others end with it
-        _announce_exit()
+    if not code:
+        import torch
+        import torch.distributed as dist
+
+        with contextlib.suppress(RuntimeError):  # another has died, when all was done
+            dist.all_reduce(torch.zeros(1))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _announce_exit() -> None:
-    """Sends the message to the rank before, and waits for that of the next, which gloo needs."""
-    import torch
-    import torch.distributed as dist
-
-    assert _group is not None
-    rank, size = launched()
-    _, ring, watcher = _group
-    with contextlib.suppress(RuntimeError):  # the rank before is dead, and so is the next one soon
-        dist.send(torch.zeros(1), dst=(rank - 1) % size, group=ring)
-    watcher.join()
 
 
 def is_loss(error: BaseException) -> bool:
@@ -199,8 +172,3 @@ def is_loss(error: BaseException) -> bool:
 def is_formed() -> bool:
     """Whether this process is one of a group."""
     return _group is not None
-
-
-def wait_for_launcher(seconds: float = 10.0) -> None:
-    """Waits for the thread that watches the next rank, which ends this process if that rank is dead."""
-    time.sleep(seconds)
