@@ -11,6 +11,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,10 @@ sys.path += [str(ROOT / "examples"), str(ROOT / "experiments" / "rivals")]
 
 import rivals  # noqa: E402
 
-from multidds import Balancer, Budget, ExampleScorer, Limits, Mixture, MixtureSampler, Probes, rewards  # noqa: E402
+from multidds import Balancer, Budget, ExampleScorer, Limits, Mixture, MixtureSampler, Probes  # noqa: E402
 from multidds.example_scorer import DevDirection, OwnNetwork, SmallNetwork  # noqa: E402
 from multidds.mixture import Replay  # noqa: E402
-from multidds.probes import probe  # noqa: E402
-from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, Reward, StabilizedCosine  # noqa: E402
-from multidds.rules import RelevancePlan, Scorer  # noqa: E402
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Scorer, StabilizedCosine  # noqa: E402
 from multidds.sampling import Order, batches_of, interleave  # noqa: E402
 
 Lines = dict[str, Any]  # {case: line, or {key: line}}
@@ -43,30 +42,34 @@ def each(function: Callable[..., Any], cases: Cases) -> Callable[[Path], Lines]:
 
 
 def balancer_arguments(
-    reward: Any = StabilizedCosine,
-    table: int | str | None = None,
+    reward: Any = None,
+    table: int | None = None,
     ahead: float | None = None,
     budget: float | None = None,
     bounds: Any = None,
     passes: Any = None,
+    groups: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Returns arguments of a `Balancer`, or of a callback that has one.
 
-    reward: an object of `multidds.rewards`, a class that gets `table` and `ahead`, or a function of a table.
+    reward: a class that gets `ahead`, or an object, for a `Scorer` under "rule".
+    table: for that `Scorer`.
     budget: the share of a `Budget`, instead of `every`.
-    bounds, passes: `Limits`.
+    bounds, passes, groups: `Limits`.
     more: settings of `Probes`, and further arguments.
     """
-    if isinstance(reward, type):
-        reward = reward(table=table, ahead=ahead)
-    elif not isinstance(reward, Reward):
-        reward = FromTable(reward, sketch=table or 2**16, ahead=ahead)
+    if isinstance(rule := more.get("rule"), Scorer):
+        if isinstance(reward, type):
+            reward = reward() if ahead is None else reward(ahead=ahead)
+        elif reward is None:
+            reward = StabilizedCosine(ahead=ahead)
+        more["rule"] = replace(rule, reward=reward, table=table)
     words = ("batches", "count", "mode", "params", "dev_loss", "split_work")
     probes = Probes(**{word: more.pop(word) for word in words if word in more})
     if budget is not None:
         more["every"] = Budget(budget)
-    return {"reward": reward, "limits": Limits(bounds, passes), "probes": probes, **more}
+    return {"limits": Limits(bounds, passes, groups), "probes": probes, **more}
 
 
 def table_facts(table: Any) -> dict[str, Any]:
@@ -481,12 +484,9 @@ def by_loss(losses: Mapping[str, float]) -> dict[str, float]:
     return {name: value**2 for name, value in losses.items()}
 
 
-def smallest_cosine(table: Any, weights: Tensor) -> Tensor:
-    return table.cosines()[weights > 0].amin(dim=0)
-
-
-def weighted_cosines(table: Any, weights: Tensor) -> Tensor:
-    return weights @ table.cosines() - 0.1 * table.train_norms
+def smallest_cosine(probe: Any, round_: Any) -> dict[str, float]:
+    table = probe.table(round_)
+    return dict(zip(table.train_names, table.cosines().amin(dim=0).tolist(), strict=True))
 
 
 FAST = {"rule": Scorer(lr=1.0)}
@@ -524,10 +524,8 @@ PROBES: Cases = {
     "one batch": {"batches": 1},
     "four batches": {"batches": 4},
     "three batches in all": {"batches": 3, "count": "in all"},
-    "table, exact": {"table": "exact"},
     "table of 64 buckets": {"table": 64},
     "a step ahead": {"ahead": 0.01},
-    "a step ahead, table": {"ahead": 0.01, "table": 64},
     "the last layer only": {"params": True},
     "another seed": {"seed": 8},
     "by functions": {"sources": "functions"},
@@ -539,6 +537,8 @@ PROBES: Cases = {
     "a layer that is trained later": {"frozen": True, "at": {22: unfreeze}},
     "an update at every step": {"every": 1},
 }
+OF_SCORER = ("one batch", "table of 64 buckets", "a step ahead")  # which the default rule does not have
+DEFAULT_PROBES = {what: case for what, case in PROBES.items() if what not in OF_SCORER}
 BUDGET = {"budget": 8.0, "steps": 180}
 RULES: Cases = {  # of the default, with and without a plan
     "alone": {},
@@ -552,49 +552,37 @@ RULES: Cases = {  # of the default, with and without a plan
     "assumed repetition": {"rule": RelevancePlan(repetition=15)},
     "by a budget": BUDGET,
     "by a budget, plan": {**PLAN, **BUDGET, "examples_per_step": 8 * STEPS / 180},
-    "inner products": {"reward": Cosine},
-    "moving averages": {"reward": MovingAverage},
 }
 KINDS = {"inner products": Cosine, "cosines": StabilizedCosine, "moving averages": MovingAverage}
 FORMS: Cases = {
     "alone": {},
     "a step ahead": {"ahead": 0.01},
     "low": {"priority": "low"},
-    "table, exact": {"table": "exact", "batches": 2},
     "table of 64 buckets": {"table": 64},
     "authors' setting": {"rule": Scorer.authors()},
     "policy, evaluation mode": {"rule": Scorer(rule="policy"), "mode": "eval"},
-    "a step ahead, table": {"ahead": 0.01, "table": 64},
 }
-DOGE = {"rule": rivals.Exponentiated(), "reward": rivals.inner_products}
 OTHERS: Cases = {
-    "no floor": {"rule": Scorer(lr=1.0, floor=0.0), "reward": smallest_cosine, "table": 64},
+    "no floor": {"rule": Scorer(lr=1.0, floor=0.0), "reward": smallest_cosine, "batches": 2},
     "faster decay of moving averages": {"reward": MovingAverage(decay=0.5)},
-    "exponentiated": {**DOGE, "table": "exact"},
-    "exponentiated, bounds": {**DOGE, "table": 64, "bounds": BOUNDS},
-    "bandit": {"rule": rivals.Exp3(), "reward": rivals.training_losses, "table": 64},
 }
 PAPER: Cases = {
     f"{kind}: {what}": {"rule": Scorer(), "reward": reward, **form}
     for kind, reward in KINDS.items()
     for what, form in FORMS.items()
+    if reward is not MovingAverage or not form.keys() & {"ahead", "table"}
 }
 PAPER |= {what: {**FAST, **case} for what, case in (LIMITS | PRIORITIES | PROBES | OTHERS).items()}
-FORMULAS = {
-    "clipped inner products, of a table": rivals.inner_products,
-    "the paper's, of a table": rewards.multidds,
-    "the paper's stabilized, of a table": rewards.multidds_s,
-}
-OWN_FORMULAS = {"smallest cosine": smallest_cosine, "cosines less norms": weighted_cosines}
-OWN_REWARDS: Cases = {
-    f"{what}, {size}, {kind}": {"reward": formula, "table": table, **rule}
-    for what, formula in (OWN_FORMULAS | FORMULAS).items()
-    for size, table in (("exact", "exact"), ("1,024 buckets", 2**10))
-    for kind, rule in (("paper, fast", FAST), ("anchored", {}))
+OWN_RULES: Cases = {
+    "doge": {"rule": rivals.Doge(), "batches": 2},
+    "doge, bounds": {"rule": rivals.Doge(), "batches": 2, "bounds": BOUNDS},
+    "online data mixing": {"rule": rivals.OnlineDataMixing()},
+    "mirror ascent": {"rule": rivals.MirrorAscent(), "batches": 2},
+    "constant rewards": {**FAST, "reward": rivals.constant},
+    "smallest cosine": {**FAST, "reward": smallest_cosine, "batches": 2},
 }
 MANY = [f"d{i:02}" for i in range(60)]  # an update probes a part of them, and of their dev sets
 PART: dict[str, Any] = {"names": MANY, "dev": MANY[:20], "steps": 160, "budget": 8.0, "sources": "functions"}
-SLOPES = {"reward": MeanSlope(each_loss), "norm": nn.LayerNorm}
 
 
 def many_cases() -> Cases:
@@ -611,10 +599,7 @@ def many_cases() -> Cases:
         "another loss of dev sets": {"dev_loss": absolute_loss},
     }
     cases = {f"parts: {what}": {**PART, **form} for what, form in forms.items()}
-    cases |= {f"mixed batches: {what}": {**PART, **SLOPES, **form} for what, form in forms.items()}
     return cases | {
-        "parts: the paper's rule": {**PART, **FAST},
-        "parts: the paper's rule, groups": {**PART, **FAST, "groups": groups},
         "parts: four batches": {**PART, "batches": 4},
         "parts: by lists": {**PART, "sources": "lists"},
         "all, at given steps": {**PART, "budget": None, "every": 8},
@@ -735,40 +720,6 @@ def scored(**case: Any) -> Lines:
     return trained(partial(ExampleLoop, **case), 14, 8)
 
 
-def table_lines(
-    seeds: tuple[int, int] = (0, 1), norm: type[nn.Module] = nn.BatchNorm1d, size: float = 1.0, **settings: Any
-) -> Lines:
-    """Returns lines of a table of inner products, and of rewards that are functions of it.
-
-    seeds: of the examples of datasets and dev sets.
-    size: the factor of the loss.
-    settings: of `probe`; params=True stands for the parameters of the last layer.
-    """
-    model = small_model(norm)
-    if "params" in settings:
-        settings["params"] = list(model[-1].parameters())
-    train = {name: in_batches(rows_of(name, 24, seeds[0])) for name in NAMES}
-    dev = {name: in_batches(rows_of(name, 16, seeds[1])) for name in DEV}
-    table = probe(model, lambda model, batch: size * mean_loss(model, batch), train, dev, **settings)
-    weights = torch.full((len(DEV),), 1 / len(DEV), dtype=torch.float64)
-    formulas = FORMULAS | {"training losses": rivals.training_losses}
-    facts = table_facts(table) | {what: formula(table, weights) for what, formula in formulas.items()}
-    return {key: line([value]) for key, value in facts.items()} | {"parameters": parameters(model)}
-
-
-TABLES: Cases = {
-    "exact": {},
-    "1,024 buckets": {"sketch": 2**10},
-    "16 buckets": {"sketch": 16},
-    "a step ahead": {"step_ahead": 0.05},
-    "a step ahead, 1,024 buckets": {"step_ahead": 0.05, "sketch": 2**10},
-    "evaluation mode": {"mode": "eval"},
-    "the last layer only": {"params": True},
-    "another seed": {"seed": 8},
-    "small gradients": {"size": 0.01},
-}
-
-
 # ------------------------------------------------------------------------------------------ two ranks
 
 
@@ -797,16 +748,15 @@ def rank_cases() -> Cases:
         "default, another loss of dev sets": {"dev_loss": absolute_loss},
         "paper": FAST,
         "paper, inner products, low, table": {**FAST, "reward": Cosine, **low_table},
-        "paper, a step ahead": {**FAST, "ahead": 0.01, "table": 64},
+        "paper, a step ahead": {**FAST, "ahead": 0.01},
         "paper, moving averages": {**FAST, "reward": MovingAverage},
-        "smallest cosine": {**FAST, "reward": smallest_cosine, "table": 2**10},
+        "smallest cosine": {**FAST, "reward": smallest_cosine, "batches": 2},
     }
     cases |= {f"{what}, nothing shared out": {**case, "split_work": False} for what, case in cases.items()}
     cases |= {
         "in shards, default": {"wrap": sharded},
         "in shards, paper, low, table": {"wrap": sharded, **FAST, **low_table},
         "parts of many": PART,
-        "mixed batches of many": {**PART, **SLOPES},
     }
     return {
         what: {"norm": nn.LayerNorm, "sources": "functions", "wrap": in_ddp, **case} for what, case in cases.items()
@@ -844,8 +794,6 @@ def one_rank(rank: int, folder: str) -> None:
     lines: Lines = {}
     for what, case in rank_cases().items():
         lines[what] = looped(*((24, 17) if "many" in what else (15, 8)), **case)
-    table = table_lines((rank, 2 + rank), nn.LayerNorm, sketch=2**10)
-    lines["table of 1,024 buckets"] = {key: value for key, value in table.items() if key != "parameters"}
     lines["examples"] = ExampleLoop(wrap=in_ddp, first=5 * rank).run(12).lines()
     exit_with(rank, folder, lines)
 
@@ -865,11 +813,10 @@ SECTIONS: dict[str, Callable[[Path], Lines]] = {
     "draws": draws_section,
     "mixtures": mixtures_section,
     "schedules": each(moved_lines, MOVERS),
-    "default-rule": each(looped, RULES | LIMITS | PRIORITIES | PROBES),
+    "default-rule": each(looped, RULES | LIMITS | PRIORITIES | DEFAULT_PROBES),
     "paper-rule": each(looped, PAPER),
-    "own-rewards": each(looped, OWN_REWARDS),
+    "own-rules": each(looped, OWN_RULES),
     "many-datasets": each(looped_by_budget, many_cases()),
     "example-scorer": each(scored, EXAMPLES),
-    "probe": each(table_lines, TABLES),
     "ranks": ranks_section,
 }

@@ -1,80 +1,82 @@
-"""Rules and rewards to compare with: DoGE (Fan et al. 2024), Online Data Mixing (Albalak et al. 2023), mirror ascent.
+"""Rules to compare with: DoGE (Fan et al. 2024), Online Data Mixing (Albalak et al. 2023), mirror ascent, a control.
 
-    Balancer(..., reward=FromTable(inner_products), rule=Exponentiated())     # DoGE
-    Balancer(..., reward=FromTable(training_losses, sketch=1), rule=Exp3())   # Online Data Mixing
-    Balancer(..., rule=Exponentiated(lr=0.3, standardized=True))              # mirror ascent on standardised rewards
+    Balancer(..., rule=Doge())
+    Balancer(..., rule=OnlineDataMixing())
+    Balancer(..., rule=MirrorAscent(lr=0.3))
+    Balancer(..., rule=Scorer(reward=constant))    # equal rewards: only the drift from the prior to uniform
 
-They use the public protocol of `multidds.rules` alone. None is tuned here.
+Each is written with the public interface of `multidds.rules` alone, as a rule of your own would be.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import pstdev
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from multidds.probes import Alignment
-from multidds.rules import Evidence, Training
-
-Numbers = dict[str, float]  # {dataset: number}
-
-
-class Rival(ABC):
-    """A rule that keeps one number per dataset and the number of updates so far."""
-
-    needs_errors = False
-
-    @abstractmethod
-    def first(self, prior: Numbers) -> Numbers:
-        """Returns the numbers at the start. prior: {dataset: probability}."""
-
-    @abstractmethod
-    def next(self, numbers: Numbers, rewards: Numbers, prior: Numbers, update: int) -> tuple[Numbers, Numbers]:
-        """Returns the new numbers and the new probabilities. update: the number of this update, from 1."""
-
-    def start(self, training: Training) -> "RivalState":
-        """Returns the state for one training."""
-        return RivalState(self, dict(training.prior))
+from multidds.rules import Findings, Probe, Round, Rule, State, Training
 
 
 @dataclass(frozen=True)
-class Exponentiated(Rival):
-    """The rule of DoGE, exponentiated gradient ascent: P(i) becomes proportional to P(i) * exp(lr * R(i)).
+class Doge(Rule):
+    """The rule of DoGE: P(i) becomes proportional to P(i) * exp(lr * W(i)), W = inner products of clipped gradients.
 
     lr: size of a step: DoGE's learning rate over its mu, times the optimizer steps between two updates. Default 0.5.
-    standardized: whether the rewards of an update are divided by their standard deviation. Default False.
-    floor: no probability falls much below this share of the smallest prior probability, 0 to below 1. Default 0.1.
+    floor: no probability falls much below this share of the smallest prior probability. Default 0.1.
     """
 
     lr: float = 0.5
-    standardized: bool = False
     floor: float = 0.1
 
-    def __post_init__(self) -> None:
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise ValueError(f"Exponentiated: lr must be positive and finite, but it is {self.lr}.")
-        if not 0 <= self.floor < 1:
-            raise ValueError(f"Exponentiated: floor must be at least 0 and below 1, but it is {self.floor}.")
+    def start(self, training: Training) -> State:
+        return DogeState(self, training)
 
-    def first(self, prior: Numbers) -> Numbers:
-        return prior
 
-    def next(self, numbers: Numbers, rewards: Numbers, prior: Numbers, update: int) -> tuple[Numbers, Numbers]:
-        best = max(rewards.values())
-        lr = self.lr / (pstdev(rewards.values()) or 1.0) if self.standardized else self.lr
-        raised = normalized({name: p * math.exp(lr * (rewards[name] - best)) for name, p in numbers.items()})
-        least = self.floor * min(prior.values())
-        probabilities = normalized({name: max(p, least) for name, p in raised.items()})
-        return probabilities, probabilities
+class DogeState(State):
+    def __init__(self, rule: Doge, training: Training) -> None:
+        self._rule, self._least = rule, rule.floor * min(training.prior.values())
+        self.mixture = dict(training.prior)
+
+    def update(self, probe: Probe, round_: Round) -> Findings:
+        table = probe.table(round_)
+        clipped = table.dev_train / (table.dev_norms.clamp(min=1)[:, None] * table.train_norms.clamp(min=1))
+        weights = torch.tensor([round_.weights[name] for name in table.dev_names], dtype=torch.float64)
+        rewards = dict(zip(table.train_names, (weights @ clipped).tolist(), strict=True))
+        self.mixture = exponentiated(self.mixture, rewards, self._rule.lr, self._least)
+        return Findings(rewards)
 
 
 @dataclass(frozen=True)
-class Exp3(Rival):
-    """The bandit of Online Data Mixing: datasets with a high training loss are drawn more.
+class MirrorAscent(Rule):
+    """Exponentiated gradient ascent on the mean cosines, divided by their standard deviation over the datasets.
+
+    lr: size of a step. Default 0.3.
+    floor: no probability falls much below this share of the smallest prior probability. Default 0.1.
+    """
+
+    lr: float = 0.3
+    floor: float = 0.1
+
+    def start(self, training: Training) -> State:
+        return MirrorState(self, training)
+
+
+class MirrorState(State):
+    def __init__(self, rule: MirrorAscent, training: Training) -> None:
+        self._rule, self._least = rule, rule.floor * min(training.prior.values())
+        self.mixture = dict(training.prior)
+
+    def update(self, probe: Probe, round_: Round) -> Findings:
+        rewards, errors = probe.table(round_).mean_cosines(round_.weights)
+        lr = self._rule.lr / (pstdev(rewards.values()) or 1.0)
+        self.mixture = exponentiated(self.mixture, rewards, lr, self._least)
+        return Findings(rewards, errors)
+
+
+@dataclass(frozen=True)
+class OnlineDataMixing(Rule):
+    """The bandit of Online Data Mixing, EXP3: datasets with a high training loss are drawn more.
 
     smoothing: the share of the averaged rewards that an update keeps, 0 to below 1. Default 0.9.
 
@@ -84,75 +86,43 @@ class Exp3(Rival):
 
     smoothing: float = 0.9
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"Exp3: smoothing must be at least 0 and below 1, but it is {self.smoothing}.")
-
-    def first(self, prior: Numbers) -> Numbers:
-        return dict.fromkeys(prior, 0.0)
-
-    def next(self, numbers: Numbers, rewards: Numbers, prior: Numbers, update: int) -> tuple[Numbers, Numbers]:
-        n = len(numbers)
-        averages = {name: self.smoothing * a + (1 - self.smoothing) * rewards[name] for name, a in numbers.items()}
-        before, now = (min(1 / n, math.sqrt(math.log(n) / (n * max(u, 1)))) for u in (update - 1, update))
-        best = max(averages.values())
-        weights = normalized({name: math.exp(before * (average - best)) for name, average in averages.items()})
-        return averages, {name: (1 - n * now) * weight + now for name, weight in weights.items()}
+    def start(self, training: Training) -> State:
+        return BanditState(self, training)
 
 
-class RivalState:
-    """The state of one mixture under a `Rival`."""
+class BanditState(State):
+    def __init__(self, rule: OnlineDataMixing, training: Training) -> None:
+        self._smoothing = rule.smoothing
+        self.mixture = dict(training.prior)
+        self.averages = dict.fromkeys(training.prior, 0.0)
+        self.updates = 0
 
-    signal = math.nan  # these rules do not estimate how much of the rewards is noise
-
-    def __init__(self, rule: Rival, prior: Numbers) -> None:
-        self._rule = rule
-        self._prior = prior
-        self._numbers = rule.first(prior)
-        self._updates = 0
-        self.mixture = dict(prior)
-
-    def relevance(self) -> None:
-        return None
-
-    def step(self, evidence: Evidence) -> Numbers | None:
-        """Returns the new probabilities; None, with nothing changed, if rewards are not finite."""
-        if not all(map(math.isfinite, evidence.rewards.values())):
-            return None
-        self._updates += 1
-        self._numbers, self.mixture = self._rule.next(self._numbers, evidence.rewards, self._prior, self._updates)
-        return self.mixture
-
-    def notes(self, evidence: Evidence) -> tuple[str, ...]:
-        return ()
-
-    def state_dict(self) -> dict[str, Any]:
-        rule = type(self._rule).__name__
-        return {"rule": rule, "prior": self._prior, "numbers": self._numbers, "updates": self._updates}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        rule = type(self._rule).__name__
-        if state["rule"] != rule:
-            raise ValueError(f"{rule}: the state is of the rule {state['rule']!r}.")
-        if state["prior"].keys() != self._prior.keys():
-            raise ValueError(f"{rule}: the state is of other datasets: {', '.join(map(repr, state['prior']))}.")
-        self._prior, self._numbers = dict(state["prior"]), dict(state["numbers"])
-        self._updates = state["updates"]
+    def update(self, probe: Probe, round_: Round) -> Findings:
+        probe.of_datasets(round_, lambda gradient, norm: norm)
+        losses, n, keep = probe.losses("train"), len(self.mixture), self._smoothing
+        self.updates += 1
+        self.averages = {name: keep * a + (1 - keep) * losses[name] for name, a in self.averages.items()}
+        before, now = (min(1 / n, math.sqrt(math.log(n) / (n * max(u, 1)))) for u in (self.updates - 1, self.updates))
+        best = max(self.averages.values())
+        weights = normalized({name: math.exp(before * (a - best)) for name, a in self.averages.items()})
+        self.mixture = {name: (1 - n * now) * weight + now for name, weight in weights.items()}
+        return Findings(losses)
 
 
-def normalized(numbers: Numbers) -> Numbers:
+def constant(probe: Probe, round_: Round) -> dict[str, float]:
+    """Returns a reward of 1 for every dataset: the control of `Scorer`, which measures nothing."""
+    return dict.fromkeys(round_.datasets, 1.0)
+
+
+def exponentiated(
+    mixture: Mapping[str, float], rewards: Mapping[str, float], lr: float, least: float
+) -> dict[str, float]:
+    """Returns the mixture proportional to P(i) * exp(lr * R(i)), with no probability much below `least`."""
+    best = max(rewards.values())
+    raised = normalized({name: p * math.exp(lr * (rewards[name] - best)) for name, p in mixture.items()})
+    return normalized({name: max(p, least) for name, p in raised.items()})
+
+
+def normalized(numbers: Mapping[str, float]) -> dict[str, float]:
     total = math.fsum(numbers.values())
     return {name: number / total for name, number in numbers.items()}
-
-
-def inner_products(alignment: Alignment, weights: Tensor) -> Tensor:
-    """Returns W_i = <sum_k w_k d_k, t_i> of gradients clipped to a norm of 1: the reward of DoGE. [train]"""
-    dev = alignment.dev_norms if alignment.dev_norms.dim() == 2 else alignment.dev_norms[:, None]
-    clipped = alignment.dev_train / (dev.clamp(min=1) * alignment.train_norms.clamp(min=1))
-    return torch.as_tensor(weights, dtype=torch.float64) @ clipped
-
-
-def training_losses(alignment: Alignment, weights: Tensor) -> Tensor:
-    """Returns the loss of every dataset's probe: the reward of Online Data Mixing. [train]"""
-    losses = [alignment.train_losses[name] for name in alignment.train_names]
-    return torch.tensor(losses, dtype=torch.float64, device="cpu")

@@ -4,12 +4,11 @@ The packages, in the order of the story, and the types that flow through them:
 
     Mixture      {dataset: probability}                        mixture/
       Draws      position -> (dataset, its n-th example)       sampling/       what training sees
-    Prober       batches of a set -> ProbedGradient            probes/         leaves no trace
-      Alignment  [dev, train] inner products, norms, losses
-      Estimate   {dataset: reward, standard error}             rewards/
-      Rule       Evidence -> {dataset: probability}            rules/
+    Probe        gradients of datasets and dev sets            probes/         leaves no trace
+      Table      [dev, train] cosines with their errors
+      Rule       asks the probe, moves the probabilities       rules/
       Update     what changed and why                          history/
-    Balancer     does the last five every M steps              balancer/
+    Balancer     does the last four every M steps              balancer/
     ExampleScorer  the same idea for single examples           example_scorer/
 
 `gradients/` has their algebra and layout, `_base/` the ground floor; `integrations/` has the Hugging Face Trainer, TRL,
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from .example_scorer import ExampleScorer
     from .history import Update, plot
     from .mixture import Limits, Mixture
-    from .probes import Probes
-    from .rewards import relevance
+    from .probes import Probes, relevance
     from .sampling import MixtureSampler, batches_of, interleave
 
 __version__ = "0.3.0"
@@ -64,9 +62,9 @@ _HOMES = {
     "batches_of": "sampling",
     "interleave": "sampling",
     "plot": "history",
-    "relevance": "rewards",
+    "relevance": "probes",
 }
-_PACKAGES = {"history", "mixture", "probes", "rewards", "rules", "sampling"}  # public, for all other names
+_PACKAGES = {"history", "mixture", "probes", "rules", "sampling"}  # public, for all other names
 
 
 def __getattr__(name: str) -> Any:

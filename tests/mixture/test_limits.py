@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -41,34 +40,21 @@ def test_without_bounds_nothing_changes():
 
 
 def test_passes_that_are_left_become_an_upper_bound():
-    tracker = Limits(max_passes={"a": 4.0}).tracker("ab", sizes={"a": 10, "b": 100}, draws=100, steps=10)
-    mixture = Mixture({"a": 0.5, "b": 0.5})
-    for step in (1, 2, 2, 3, 4, 5):  # a step counts once
-        tracker.count(step, mixture)
-    assert tracker.applied({"a": 0.5, "b": 0.5}, step=5)["a"] == pytest.approx(0.3)  # 40 - 25 of the last 50
-    for step in (6, 7, 8, 9):
-        tracker.count(step, mixture)
-    assert tracker.applied({"a": 0.5, "b": 0.5}, step=9) == {"a": 0.0, "b": 1.0}
-    assert tracker.applied({"a": 0.5, "b": 0.5}, step=10) == {"a": 0.5, "b": 0.5}  # nothing is left to limit
+    limits, p = Limits(max_passes={"a": 4.0}), {"a": 0.5, "b": 0.5}
 
+    def applied(drawn, left):
+        return limits.applied(p, sizes={"a": 10, "b": 100}, drawn={"a": drawn, "b": drawn}, left=left)
 
-def test_a_resumed_tracker_has_counted_what_the_other_has():
-    def tracker(names="ab"):
-        return Limits(max_passes=4.0).tracker(names, sizes={"a": 10, "b": 100}, draws=100, steps=10)
-
-    one, other = tracker(), tracker()
-    one.count(1, Mixture({"a": 0.5, "b": 0.5}))
-    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
-    assert other.state_dict() == one.state_dict() != tracker().state_dict()
-    with pytest.raises(ValueError, match="'b' is unknown"):
-        tracker("a").load_state_dict(one.state_dict())
+    assert applied(drawn=25, left=50)["a"] == pytest.approx(0.3)  # 40 - 25 of the last 50
+    assert applied(drawn=45, left=10) == {"a": 0.0, "b": 1.0}
+    assert applied(drawn=50, left=0) == p  # nothing is left to limit
 
 
 def test_within_a_group_shares_keep_their_proportions():
     p, groups = {"a": 0.1, "b": 0.3, "c": 0.4, "d": 0.2}, {"a": "g", "b": "g", "c": "h"}
 
     def applied(**bounds):
-        return Limits(bounds).tracker(tuple(p), groups).applied(p, step=0)
+        return Limits(bounds, groups=groups).applied(p)
 
     assert applied(g=(0, 0.2)) == pytest.approx({"a": 0.05, "b": 0.15, "c": 0.4 * 0.8 / 0.6, "d": 0.2 * 0.8 / 0.6})
     assert applied(g=(0.6, 0.6), c=(0, 0.1)) == pytest.approx({"a": 0.15, "b": 0.45, "c": 0.1, "d": 0.3})
@@ -80,12 +66,13 @@ def test_bounds_of_groups_and_of_datasets_hold_together(case, low, room):
     probabilities, bounds = case
     groups = dict.fromkeys(list(probabilities)[::2], "g")
     bounds = bounds | {"g": (low, low + room * (1 - low))}
+    limits = Limits(bounds, groups=groups)
     try:
-        tracker = Limits(bounds).tracker(tuple(probabilities), groups)
+        limits.check(tuple(probabilities))
     except ValueError as error:
         assert "bounds" in str(error)
         return
-    shares = tracker.applied(probabilities, step=0)
+    shares = limits.applied(probabilities)
     assert math.fsum(shares.values()) == pytest.approx(1)
     sums = shares | {"g": math.fsum(shares[name] for name in groups)}
     assert all(low - 1e-6 <= sums[name] <= high + 1e-6 for name, (low, high) in bounds.items())
@@ -105,13 +92,18 @@ def test_bounds_of_groups_and_of_datasets_hold_together(case, low, room):
         ({"max_passes": 0}, "max_passes.* 0"),
         ({"max_passes": {"a": -1}}, "max_passes.*'a' is -1"),
         ({"max_passes": {"x": 1}}, "max_passes: 'x' is unknown"),
+        ({"groups": {"x": "g"}}, "groups: 'x' is unknown"),
+        ({"groups": {"a": ""}}, "groups.*'a' is in ''"),
+        ({"groups": {"a": 1}}, "groups.*'a' is in 1"),
+        ({"groups": {"a": "b"}}, "group 'b' has the name of a dataset"),
     ],
 )
 def test_limits_that_cannot_hold_are_refused(settings, message):
+    settings = {"groups": {"a": "g", "b": "h", "c": "h"}} | settings
     with pytest.raises(ValueError, match=message):
-        Limits(**settings).tracker("abc", {"a": "g", "b": "h", "c": "h"}, dict.fromkeys("abc", 1), 10, 10)
+        Limits(**settings).check("abc", dict.fromkeys("abc", 1), 10, 10)
 
 
 def test_passes_that_cannot_be_counted_are_refused():
     with pytest.raises(ValueError, match="max_passes.* no draws, steps"):
-        Limits(max_passes=4).tracker("ab", sizes={"a": 1, "b": 1})
+        Limits(max_passes=4).check("ab", sizes={"a": 1, "b": 1})

@@ -1,14 +1,11 @@
-"""Balancers and estimators of the small models and data of `toys`."""
+"""Balancers and probes of the small models and data of `toys`."""
 
 from toys import batches, dataset, loss, mlp
 
-from multidds import Balancer, Budget, Mixture, batches_of
-from multidds.probes.probe_sources import ProbeSources
-from multidds.probes.prober import Prober
-from multidds.rewards import StabilizedCosine
-from multidds.rewards.estimator import Estimator
-from multidds.rewards.gradient_probes import GradientProbes
-from multidds.rewards.mixed_batches import MixedBatches
+from multidds import Balancer, Budget, Mixture, Probes, batches_of
+from multidds.probes.probe import Probe
+from multidds.probes.probed_model import ProbedModel
+from multidds.probes.round import Round
 from multidds.rules import Scorer
 
 NAMES = ("a", "b", "c")
@@ -41,34 +38,20 @@ def many(names=MANY, dev_names=MANY_DEV, model=None, **options):
     return Balancer(Mixture.uniform(names), model or mlp(), loss, train=train, dev=dev, **options)
 
 
-def estimator_of(
-    model=None,
-    train=None,
-    dev=None,
-    reward=None,
-    compute=loss,
-    seed=0,
-    part=None,
-    batches_per_set=1,
-    errors=False,
-    mixed=None,
-    per_set=None,
-):
-    """An estimator of rewards by gradients of datasets, or by batches that mix them.
-
-    mixed: (batches that mix datasets, batches that mix dev sets) for `MeanSlope`; None: gradients
-    per_set: `Probes` with another loss for dev sets, which are then not mixed
-    """
+def probe_of(model=None, train=None, dev=None, compute=loss, seed=0, priority="regular", **settings):
+    """A probe of the sets of `balancer_of`. settings: of `Probes`."""
     train = batches(NAMES, 4) if train is None else train
     dev = batches(DEV, 4, seed=1) if dev is None else dev
-    prober = Prober(
-        model or mlp(), compute, None, "train", seed, owner="Balancer", dev_loss=per_set and per_set.dev_loss
+    probes = Probes(**settings)
+    model = model or mlp()
+    probed = ProbedModel(
+        model, compute, probes.params, probes.mode, seed, "Balancer", probes.dev_loss, probes.average or 0
     )
-    sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
-    reward = reward or StabilizedCosine()
-    if mixed is not None:
-        measurement = MixedBatches(prober, reward.losses, sources, *mixed, per_set)
-    else:
-        numbers = {"batches": batches_per_set, "total": None, "errors": errors, "split_work": None}
-        measurement = GradientProbes(tuple(train), tuple(dev), prober, sources, reward, **numbers)
-    return Estimator(train, prober, sources, measurement, part)
+    return Probe("Balancer", probed, {"train": train, "dev": dev}, probes, priority)
+
+
+def asked(probe, question):
+    """What a function (probe, round), such as a reward, returns in the next round, which probes all sets."""
+    with probe.open():
+        weights = probe.dev_weights()
+        return question(probe, Round(probe.rounds, 0, probe.names("train"), weights, weights))

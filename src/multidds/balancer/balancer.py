@@ -10,32 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .._base.checks import check_names
-from .._base.state import VERSION, check_keys, check_version
+from .._base.removed import OF_BALANCER, removed
+from .._base.state import VERSION, check_keys, check_version, restored
 from .._base.text import shares
 from ..history import Update, append_update, plot
 from ..mixture.limits import Limits
 from ..mixture.mixture import Mixture
-from ..probes.probe_sources import ProbeSources
-from ..probes.prober import Loss, Prober
+from ..probes.priorities import Priority, weights_of
+from ..probes.probe import NotFiniteError, Probe
+from ..probes.probed_model import Loss, ProbedModel
 from ..probes.probes import Probes
-from ..rewards.estimate import Estimate
-from ..rewards.estimator import Estimator, Measurement, Part
-from ..rewards.gradient_probes import GradientProbes
-from ..rewards.kinds import Reward, StabilizedCosine
-from ..rewards.memory import RewardMemory, numbered
-from ..rewards.mixed_batches import MixedBatches
-from ..rewards.priorities import Priority, weights_of
-from ..rules.relevance_plan import MAX_PAIRS, RelevancePlan
-from ..rules.rule import Evidence, Rule, RuleState, Training
-from .arguments import check_data, check_groups, check_model, check_settings, named_dev_sets
+from ..probes.rotation import rotated
+from ..probes.round import Round, Training
+from ..rules.relevance_plan import RelevancePlan
+from ..rules.rule import Findings, Rule
+from .arguments import check_data, check_model, check_settings, named_dev_sets
 from .pace import Budget, Pace, pace_of
-from .start_line import SAVED, StartLine
+from .start_line import SAVED, details, shared_data, start_line, warnings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AVERAGE = 40  # steps over which parameters are averaged for probes of the default rule
+_MOST_PARTS = 4  # of a probe that are compared: each has a sketch of every gradient
 _ROUNDING = 1e-12  # total variation between two mixtures that count as one
 _NEVER = 2**62  # steps until the next update of a frozen balancer
 _log = logging.getLogger("multidds")
@@ -54,23 +51,22 @@ class Balancer:
     steps: optimizer steps of the whole training. Default None: unknown; then there is no plan.
     examples_per_step: examples that one optimizer step draws, over all processes. Default None: unknown, no plan.
     every: optimizer steps between updates, or the `Budget` from which they follow. Default: 2% of the training.
-    reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
-    rule: how evidence moves the mixture: an object of `multidds.rules`. Default `RelevancePlan()`; the paper's
+    rule: how the gradients move the mixture: an object of `multidds.rules`. Default `RelevancePlan()`; the paper's
         is `Scorer()`.
     priority: weights of the dev sets: "regular" (equal), "low", "high", {dev set: weight}, or a function of dev losses.
     limits: `Limits` of shares and of passes. Default: none.
-    groups: {dataset: group} of datasets that have much in common: their rewards are shrunk towards the group's mean.
     probes: `Probes`: number and mode of probe batches, parameters, dev loss, work split. Change it to trade noise for
         cost.
     seed: for everything random in probes. Default 0.
 
-    An update costs n + K forward and backward passes per probe batch and the memory of one parameter-sized vector. It
-    leaves the model, its gradients and all random states as they were; the default keeps one more vector, an average
-    of the parameters. `docs/method.md` explains the rules.
+    An update costs n + K forward and backward passes per probe batch. It leaves the model, its gradients and all random
+    states as they were. The default keeps one parameter-sized vector, an average of the parameters, and sketches of the
+    gradients; the paper's rule needs one vector in an update. `docs/method.md` explains the rules.
     """
 
     history: list[Update]  # all of a hundred updates, then fewer and fewer; large tables are left out
 
+    @removed(**OF_BALANCER)
     def __init__(
         self,
         mixture: Mixture,
@@ -82,142 +78,67 @@ class Balancer:
         steps: int | None = None,
         examples_per_step: float | None = None,
         every: int | Budget = Budget(),
-        reward: Reward = StabilizedCosine(),
         rule: Rule = RelevancePlan(),
         priority: Priority = "regular",
         limits: Limits = Limits(),
-        groups: Mapping[str, str] | None = None,
         probes: Probes = Probes(),
         seed: int = 0,
     ) -> None:
-        # long: fifteen arguments, and the parts that are made of them in order.
         dev = named_dev_sets("Balancer", dev)
         check_data(mixture, train, dev)
-        if mixture.learned:
-            _log.warning(
-                "Balancer: another balancer has moved this mixture, and this one begins with what it left (%s). To "
-                "begin anew, make a new Mixture.",
-                shares(mixture.probabilities),
-            )
-        check_settings(loss, every, steps, examples_per_step, reward, rule, seed)
-        members = check_groups(mixture.names, groups)
-        average = (_AVERAGE if rule.needs_errors else 0) if probes.average is None else probes.average
-        self._prober = Prober(
-            model,
-            loss,
-            probes.params,
-            probes.mode,
-            seed,
-            owner="Balancer",
-            dev_loss=probes.dev_loss,
-            average=average,
-        )
-        check_model(self._prober, reward, len(mixture))
-        sources = ProbeSources("Balancer", {"train": train, "dev": dev}, seed)
-        pace = self._pace(every, steps, examples_per_step, reward, rule, probes, sources)
-        part = None if pace.part is None else Part(*pace.part, members)
-        if part is not None and pace.mixed and probes.dev_loss is not None:  # one gradient per dev set
-            part = replace(part, dev_sets=min(part.dev_sets, pace.mixed[1]))
-        measurement = self._measurement(reward, rule, probes, pace, sources)
-        self.mixture = mixture
-        self.every = pace.every
-        self._estimator = Estimator(mixture.names, self._prober, sources, measurement, part)
-        self.priority = priority
-        draws = steps * examples_per_step if steps is not None and examples_per_step is not None else None
-        self._limits = limits.tracker(mixture.names, members, mixture.sizes, draws, steps)
-        self._examples_per_step = examples_per_step
-        self._drawn = dict.fromkeys(mixture.names, 0.0)  # expected draws up to the last update
+        check_settings(loss, every, steps, examples_per_step, rule, seed)
+        average = (_AVERAGE if rule.halves else 0) if probes.average is None else probes.average
+        probed = ProbedModel(model, loss, probes.params, probes.mode, seed, "Balancer", probes.dev_loss, average)
+        check_model(probed, rule, len(mixture))
+        self.mixture, self.history = mixture, []
+        self._prior, self._rule, self._limits = mixture.probabilities, rule, limits
+        self._length, self._examples_per_step = steps, examples_per_step
+        sources = {"train": {name: train[name] for name in mixture}, "dev": dev}
+        self._probe = Probe("Balancer", probed, sources, probes, priority)
+        self._pace = self._pace_of(every, probes)
+        self.every, self._probe.batches = self._pace.every, self._pace.batches
+        limits.check(mixture.names, mixture.sizes, self._draws(steps), steps)
+        self._drawn = dict.fromkeys(mixture.names, 0.0)  # expected draws up to the last update, in steps
         self._drawn_steps = 0  # optimizer steps in them
-        self._prior = mixture.probabilities
-        self._rule = self._start_rule(rule, draws, members)
-        if _distance(plan := self._rule.mixture, self._prior) > _ROUNDING:
-            self._move(self._limits.applied(plan, step=0))
+        self._steps, self._frozen = 0, False
+        self._state = rule.start(self._training())
+        self._advice = list(self._warnings(every, train, dev))
+        self._started = False  # whether the start line was written
+        if rule.move and _distance(plan := self._state.mixture, self._prior) > _ROUNDING:
+            self._move(plan, step=0)
         self._plan = mixture.probabilities
-        self._memory: RewardMemory | None = None
-        by_rewards = rule.needs_errors and not measurement.measures_relevance
-        if groups is not None or part is not None or by_rewards or len(train) * len(dev) > MAX_PAIRS:
-            self._memory = RewardMemory(numbered([members.get(name) for name in sorted(mixture.names)]))
-        self._steps = 0
-        self._frozen = False
-        self.history = []
-        self._start_line: StartLine | None = StartLine(
-            shares=self._plan,
-            sizes=mixture.sizes,
-            train=train,
-            dev=dev,
-            steps=steps,
-            examples_per_step=examples_per_step,
-            every=every,
-            pace=pace,
-            plans=getattr(rule, "plan", False),
-            average=average,
-            vector_bytes=self._prober.vector_bytes,
-            table_bytes=getattr(measurement, "set_bytes", 0) * sum(pace.part or (len(train), len(dev))),
-            goals=self._goals(),
-        )
 
-    def _pace(
-        self,
-        every: int | Budget,
-        steps: int | None,
-        examples_per_step: float | None,
-        reward: Reward,
-        rule: Rule,
-        probes: Probes,
-        sources: ProbeSources,
-    ) -> Pace:
-        size = self._prober.replicas.size
+    def _draws(self, steps: int | None) -> float | None:
+        """Returns the examples of a number of steps; None: unknown."""
+        return None if steps is None or self._examples_per_step is None else steps * self._examples_per_step
+
+    def _pace_of(self, every: int | Budget, probes: Probes) -> Pace:
+        probe, size = self._probe, self._probe.model.replicas.size
         batches: float | None = probes.batches
         if batches is not None and probes.count == "in all":
             batches = batches / size
-        return pace_of(
-            len(sources.names("train")),
-            len(sources.names("dev")),
-            every,
-            steps,
-            batches,
-            halves=rule.needs_errors,
-            ahead=reward.ahead is not None,
-            needs_all=reward.needs_all,
-            mixed=None if reward.losses is None else sources.mixing("train")[0] * size,
-            cost=sources.batch_size * size / examples_per_step if sources.batch_size and examples_per_step else 1.0,
-        )
+        cost = 1.0
+        if probe.batch_size and self._examples_per_step:
+            cost = probe.batch_size * size / self._examples_per_step
+        sets = len(probe.names("train")), len(probe.names("dev"))
+        pace = pace_of(*sets, every, self._length, batches, self._rule, cost)
+        probe.batches = pace.batches
+        if not self._rule.halves:
+            return pace
+        probe.divide(_MOST_PARTS)
+        if probe.parts < 2:
+            raise ValueError(
+                f"Balancer: {type(self._rule).__name__} compares the parts of a probe, but a probe has one batch. "
+                "Set probes=Probes(batches=2), or more."
+            )
+        return pace
 
-    def _measurement(
-        self, reward: Reward, rule: Rule, probes: Probes, pace: Pace, sources: ProbeSources
-    ) -> Measurement:
-        if reward.losses is not None:
-            assert pace.mixed is not None
-            per_set = None if probes.dev_loss is None else probes
-            return MixedBatches(self._prober, reward.losses, sources, *pace.mixed, per_set)
-        return GradientProbes(
-            sources.names("train"),
-            sources.names("dev"),
-            self._prober,
-            sources,
-            reward,
-            batches=pace.batches,
-            total=probes.batches if probes.count == "in all" else None,
-            errors=rule.needs_errors,
-            split_work=probes.split_work,
-        )
-
-    def _start_rule(self, rule: Rule, draws: float | None, groups: Mapping[str, str]) -> RuleState:
-        """Returns the state of the rule, and keeps what it starts with for the states that are loaded."""
-        dev = self._estimator.dev
-        weights = dict.fromkeys(dev.names, 1.0 / len(dev.names))
+    def _training(self) -> Training:
+        names = self._probe.names("dev")
+        weights = dict.fromkeys(names, 1.0 / len(names))
         if isinstance(self.priority, Mapping):
             weights = weights_of(self.priority, weights)
-        self._training = Training(self._prior, weights, self.mixture.sizes, draws, groups)
-        self._rule_settings = rule
-        return rule.start(self._training)
-
-    def _goals(self) -> dict[str, float]:
-        """Returns {dev set: weight} above 0, if the priority names dev sets."""
-        if not isinstance(self.priority, Mapping):
-            return {}
-        weights = weights_of(self.priority, dict.fromkeys(self._estimator.dev.names, 0.0))
-        return {name: weight for name, weight in weights.items() if weight}
+        return Training(self._prior, weights, self.mixture.sizes, self._draws(self._length), self._probe)
 
     def step(self) -> Update | None:
         """Counts one optimizer step. Every `every`-th step updates the mixture and returns the `Update`.
@@ -225,84 +146,71 @@ class Balancer:
         If the update raises, the step is not counted: a state saved then makes the update after a resume.
         """
         self.log_start()
-        self._limits.count(self._steps + 1, self.mixture)
-        if self._prober.averaged is not None:
-            self._prober.averaged.update(self._steps + 1)
+        self._probe.model.average(self._steps + 1)
         update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
         self._steps += 1
         return update
-
-    def log_start(
-        self, look: str = SAVED, write: Callable[[str], object] | None = None, cost: float | None = None
-    ) -> None:
-        """Logs the line about the training that begins: plan, updates, cost, memory. `step()` does, if nobody has.
-
-        look: the end of the line: where to see the updates later.
-        write: prints the line of a trainer, if logging would not show it. Default None: it is logged.
-        cost: time of updates per time of training. Default None: as their batches are to those of training.
-        """
-        line, self._start_line = self._start_line, None
-        if line is None or self._prober.replicas.rank != 0:
-            return
-        if write is None or line.level == logging.WARNING or _log.isEnabledFor(line.level):
-            _log.log(line.level, "Balancer: %s.", line.text(look, cost))
-        else:
-            write(line.text(look, cost))
-
-    @property
-    def steps_until_update(self) -> int:
-        """The calls of `step()` up to the next update: 1 is the next call. Of a frozen balancer, 2**62."""
-        return _NEVER if self._frozen else self.every - self._steps % self.every
-
-    def freeze(self) -> None:
-        """Stops learning and keeps the mixture; `step()` continues to count. Part of the state."""
-        self._frozen = True
 
     def update(self) -> Update:
         """Makes one update now, without counting a step."""
         return self._update(self._steps)
 
     def _update(self, step: int) -> Update:
-        """Estimates rewards and moves the mixture: Algorithm 1, from "Estimate the effect" on."""
+        """Probes, asks the rule and moves the mixture: Algorithm 1, from "Estimate the effect" on."""
         began, before = time.perf_counter(), self.mixture.probabilities
         self._count_draws(step)
-        estimate = self._estimator.estimate({"mixtures": before, "steps": step})
-        skipped, evidence = estimate.trouble, None
-        if skipped is None:
-            evidence = self._evidence(estimate)
-            probabilities = None if evidence is None else self._rule.step(evidence)
-            if probabilities is None:
-                skipped = "the rewards gave no finite probabilities"
-            else:
-                self._move(self._limits.applied(probabilities, step))
-        evidence = evidence or Evidence(estimate.rewards, estimate.errors)
+        skipped, findings = None, Findings(rewards={})
+        with self._probe.open(mixtures=before, steps=step):
+            round_ = self._round(step)
+            try:
+                findings = self._state.update(self._probe, round_)
+            except NotFiniteError as error:
+                skipped = str(error)
+        if skipped is None and self._rule.move:
+            self._move(self._state.mixture, step)
         now = self.mixture.probabilities
         update = Update(
             step=step,
             mixture=now,
-            rewards=evidence.rewards,
-            dev_losses=estimate.dev_losses,
-            train_losses=estimate.train_losses,
-            weights=estimate.weights,
-            alignment=estimate.alignment,
+            rewards=findings.rewards,
+            dev_losses=self._probe.losses("dev"),
+            train_losses=self._probe.losses("train"),
+            weights=dict(round_.weights),
+            alignment=findings.table,
             seconds=time.perf_counter() - began,
             skipped=skipped,
-            notes=(*estimate.notes, *self._rule.notes(evidence)),
-            noise=evidence.errors,
-            signal=self._rule.signal,
+            notes=(*self._probe.notes, *findings.notes),
+            noise=findings.errors,
+            signal=self._state.signal,
             drift=_distance(now, self._prior),
             learned=_distance(now, self._plan),
             unlearned=_distance(self._plan, self._prior),
-            probed=tuple(estimate.rewards),
+            probed=round_.datasets,
             before=before,
             prior=self._prior,
-            relevance=self._rule.relevance(),
+            relevance=self._state.relevance(),
+            worth=self._state.worth(),
+            proposed={} if self._rule.move else dict(self._state.mixture),
         )
         append_update(self.history, update)
         return update
 
-    def _move(self, probabilities: Mapping[str, float]) -> None:
-        self.mixture.move(probabilities)
+    def _round(self, step: int) -> Round:
+        """Returns the sets of a round: all, or a subset in rotation if the budget is too small for all."""
+        probe, part = self._probe, self._pace.part
+        weights = probe.dev_weights(measure=part is None)
+        datasets, dev_sets = probe.names("train"), weights
+        if part is not None:
+            seed, number = probe.model.seed, probe.rounds
+            datasets = tuple(rotated(seed, "train", dict.fromkeys(datasets, 1.0), part[0], number))
+            shown = rotated(seed, "dev", weights, part[1], number)
+            dev_sets = {name: weights[name] / inclusion for name, inclusion in shown.items()}
+        return Round(probe.rounds, step, datasets, dev_sets, weights, self._passes())
+
+    def _move(self, probabilities: Mapping[str, float], step: int) -> None:
+        left = self._draws((self._length or 0) - step) or 0.0
+        drawn = {name: steps * (self._examples_per_step or 0.0) for name, steps in self._drawn.items()}
+        self.mixture.move(self._limits.applied(probabilities, self.mixture.sizes, drawn, left))
         self.mixture.learned = True
 
     def _count_draws(self, step: int) -> None:
@@ -318,33 +226,52 @@ class Balancer:
             return {}
         return {name: drawn * examples / sizes[name] for name, drawn in self._drawn.items()}
 
-    def _evidence(self, estimate: Estimate) -> Evidence | None:
-        """Returns the evidence for the rule; None: rewards are not finite."""
-        evidence = Evidence(
-            rewards=estimate.rewards,
-            errors=estimate.errors,
-            relevance=estimate.relevance,
-            weights=estimate.weights,
-            train_losses=estimate.train_losses,
-            dev_losses=estimate.dev_losses,
-            passes=self._passes(),
-        )
-        if self._memory is None:
-            return evidence
-        order = sorted(self.mixture.names)
-        places = [place for place, name in enumerate(order) if name in estimate.rewards]
-        rewards = [estimate.rewards[order[place]] for place in places]
-        errors = [estimate.errors[order[place]] for place in places] if estimate.errors else None
-        if not self._memory.add(places, rewards, errors, estimate.degrees):
-            return None
-        posterior = self._memory.posterior()
-        means = dict(zip(order, posterior.rewards, strict=True))
-        deviations = dict(zip(order, posterior.errors, strict=True))
-        return replace(
-            evidence,
-            rewards={name: means[name] for name in self.mixture},
-            errors={name: deviations[name] for name in self.mixture},
-        )
+    @property
+    def steps_until_update(self) -> int:
+        """The calls of `step()` up to the next update: 1 is the next call. Of a frozen balancer, 2**62."""
+        return _NEVER if self._frozen else self.every - self._steps % self.every
+
+    def freeze(self) -> None:
+        """Stops learning and keeps the mixture; `step()` continues to count. Part of the state."""
+        self._frozen = True
+
+    def log_start(self, look: str = SAVED, write: Callable[[str], object] | None = None) -> None:
+        """Logs one line about the training that begins or is resumed. `step()` does, if nobody has.
+
+        look: the end of the line: where to see the updates later.
+        write: prints the line of a trainer, if logging would not show it. Default None: it is logged.
+        """
+        if self._started or self._probe.model.replicas.rank != 0:
+            return
+        self._started = True
+        passes = self._whole_passes()
+        planned = self._state_plans and bool(passes)
+        line = start_line(self.mixture.probabilities, self._pace, passes, look, planned=planned, done=self._steps)
+        if not self._steps:
+            for sentence in self._advice:
+                _log.warning("Balancer: %s", sentence)
+        if write is None or _log.isEnabledFor(logging.INFO):
+            _log.info("Balancer: %s.", line)
+        else:
+            write(line)
+        _log.debug("%s", self)
+
+    @property
+    def _state_plans(self) -> bool:
+        return self._rule.move and bool(getattr(self._rule, "plan", False))
+
+    def _whole_passes(self) -> dict[str, float]:
+        """Returns the passes of a whole training under the present mixture; empty if they are not known."""
+        draws, sizes = self._draws(self._length), self.mixture.sizes
+        if draws is None or sizes is None:
+            return {}
+        return {name: p * draws / sizes[name] for name, p in self.mixture.probabilities.items()}
+
+    def _warnings(self, every: int | Budget, train: Mapping[str, Any], dev: Mapping[str, Any]) -> list[str]:
+        facts: dict[str, object] = {"sizes (of the mixture)": self.mixture.sizes, "steps": self._length}
+        facts["examples_per_step"] = self._examples_per_step
+        missing = [word for word, value in facts.items() if value is None] if self._state_plans else []
+        return list(warnings(self._pace, every, self._length, missing, shared_data(train, dev)))
 
     def plot(self) -> "Figure":
         """Draws the mixture from the start on, with rewards and dev losses, as `multidds.plot` does."""
@@ -360,107 +287,103 @@ class Balancer:
         every = f"an update every {self.every:,}" if self.every > 1 else "an update at every step"
         return f"Balancer({state}, {every}; {len(self.mixture):,} datasets: {shares(self.mixture.probabilities)})"
 
+    def __str__(self) -> str:
+        probe = self._probe
+        sets = sum(self._pace.part or (len(probe.names("train")), len(probe.names("dev"))))
+        memory = {
+            "averaged parameters": probe.model.vector_bytes if probe.model.averaged is not None else 0,
+            "tables": sets * probe.table_bytes if self._rule.halves else 0,
+        }
+        weights = self._training().dev_weights
+        return "\n".join(
+            [repr(self), details(self.mixture.probabilities, self._whole_passes(), weights, self._pace, memory)]
+        )
+
     def observe(self, name: str) -> None:
         """Takes .grad as a gradient of the dataset `name`, for `MovingAverage`: after backward, before clipping.
 
         With other rewards it does nothing, so that a loop can keep the line.
         """
-        self._estimator.observe(name)
+        self._state.observe(name)
 
     @property
     def priority(self) -> Priority:
         """The priority of the dev sets. May be assigned at any time; the next update uses it."""
-        return self._estimator.dev.weights.priority
+        return self._probe.priority
 
     @priority.setter
     def priority(self, priority: Priority) -> None:
-        self._estimator.dev.weights.priority = priority
+        self._probe.priority = priority
 
     @property
     def dev_losses(self) -> dict[str, float] | None:
         """The losses of your last full validation, which rank the dev sets for low and high; None: the probe does."""
-        return self._estimator.dev.weights.losses
+        return self._probe.dev_losses
 
     @dev_losses.setter
     def dev_losses(self, losses: Mapping[str, float] | None) -> None:
-        self._estimator.dev.weights.losses = losses
+        self._probe.dev_losses = losses
 
     @property
     def parameters_changed(self) -> bool:
         """True if parameters were replaced or unfrozen since the construction: the next update would be refused."""
-        return self._prober.parameters_changed
+        return self._probe.model.parameters_changed
 
     def refresh_parameters(self) -> None:
         """Probes the present trainable parameters from now on, for models that unfreeze or replace some.
 
         Moving averages of other parameters are forgotten; all else is kept.
         """
-        self._estimator.refresh_parameters()
+        self._probe.model.refresh_parameters()
+        self._state.forget_gradients()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns everything that the next updates depend on, the mixture included; not the model, not the arguments.
 
         Tensors, if there are any, are under "tensors", flat; all the rest are plain values that survive JSON.
         """
-        averaged = {} if self._prober.averaged is None else self._prober.averaged.tensors()
+        averaged = self._probe.model.averaged
         return {
             "version": VERSION,
+            **self._counts(),
+            "mixture": self.mixture.state_dict(),
+            "rule": self._state.state_dict(),
+            "averaged": None if averaged is None else averaged.state_dict(),
+            "probe": self._probe.state_dict(),
+            "tensors": {**self._state.tensors(), **({} if averaged is None else averaged.tensors())},
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        """Returns the part of the state that is numbers of this object."""
+        return {
             "steps": self._steps,
             "frozen": self._frozen,
-            "mixture": self.mixture.state_dict(),
             "prior": dict(self._prior),
             "plan": dict(self._plan),
-            "rule": self._rule.state_dict(),
-            "limits": self._limits.state_dict(),
-            "memory": None if self._memory is None else self._memory.state_dict(),
-            "drawn": {"steps": self._drawn_steps, "shares": dict(self._drawn)},
-            "averaged": None if self._prober.averaged is None else self._prober.averaged.state_dict(),
-            "estimator": self._estimator.state_dict(),
-            "tensors": {**self._estimator.tensors(), **averaged},
+            "drawn": dict(self._drawn),
+            "drawn_steps": self._drawn_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues exactly where the other balancer was; moves the shared mixture."""
         check_version("Balancer", state)
-        check_keys(
-            "Balancer",
-            state,
-            *("steps", "frozen", "mixture", "prior", "plan", "rule", "limits", "memory", "drawn", "averaged"),
-            *("estimator", "tensors"),
-        )
-        for what in ("prior", "plan"):
-            check_names(f"Balancer: state: {what}", self.mixture.names, state[what])
-        if (self._memory is None) != (state["memory"] is None):
-            raise ValueError(
-                "Balancer: one of the state and this balancer has groups or probes a part of the datasets in each "
-                "update, and the other does not; give it the same every, steps and groups."
-            )
-        prior = {name: float(state["prior"][name]) for name in self.mixture}
-        rule = self._rule_settings.start(replace(self._training, prior=prior))
-        rule.load_state_dict(state["rule"])
-        limits, memory = copy.copy(self._limits), copy.copy(self._memory)
-        limits.load_state_dict(state["limits"])
-        if memory is not None:
-            memory.load_state_dict(state["memory"])
-        copy.copy(self.mixture).load_state_dict(state["mixture"])
-        averaged = copy.copy(self._prober.averaged)
+        own = self._counts()
+        check_keys("Balancer", state, *own, "mixture", "rule", "averaged", "probe", "tensors")
+        counts = restored("Balancer: the state", own, {key: state[key] for key in own})
+        rule_state = self._rule.start(replace(self._training(), prior=counts["prior"]))
         tensors = {key: value for key, value in state["tensors"].items() if not key.startswith("averaged.")}
+        rule_state.load_state_dict(state["rule"], tensors)
+        copy.copy(self.mixture).load_state_dict(state["mixture"])
+        averaged = copy.copy(self._probe.model.averaged)
         if averaged is not None and len(tensors) < len(state["tensors"]):
             averaged.load_state_dict(state["averaged"], state["tensors"])
-        self._estimator.load_state_dict(state["estimator"], tensors)
+        self._probe.load_state_dict(state["probe"])
         self.mixture.load_state_dict(state["mixture"])
-        self.mixture.learned = True
-        self._rule, self._limits, self._memory = rule, limits, memory
-        self._prior = prior
-        self._plan = {name: float(state["plan"][name]) for name in self.mixture}
-        self._steps = int(state["steps"])
-        self._frozen = bool(state["frozen"])
-        self._drawn = dict(state["drawn"]["shares"])
-        self._drawn_steps = int(state["drawn"]["steps"])
-        self._prober.averaged = averaged
-        if self._start_line is not None and self._steps:
-            present = self.mixture.probabilities
-            self._start_line = replace(self._start_line, shares=present, done=self._steps, goals=self._goals())
+        self.mixture.learned = self._rule.move
+        self._state, self._probe.model.averaged = rule_state, averaged
+        self._steps, self._frozen = counts["steps"], counts["frozen"]
+        self._prior, self._plan = counts["prior"], counts["plan"]
+        self._drawn, self._drawn_steps = counts["drawn"], counts["drawn_steps"]
 
 
 def _distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:

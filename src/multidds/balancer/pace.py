@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass, replace
 
 from .._base.checks import check_whole
+from ..rules.rule import Rule
 
 _WANTED_UPDATES = 50  # in a training, before probes grow beyond two batches
 _MOST_UPDATES = 500  # of a training: more cost more in files and logs than they bring
 _MAX_BATCHES = 8  # probe batches of a set that a budget buys at most
 MIN_SETS = 32  # datasets and dev sets of an update that probes a part of them
-_MIN_MIXED = 6  # batches of an update whose batches mix datasets
 _MAX_STEPS = 10_000  # between updates; beyond, a part is probed if the length of training is not known
 
 
@@ -48,7 +48,6 @@ class Pace:
     updates: float  # in the planned training; infinity if its length is not known
     cost: float = 1.0  # of a probe batch, in optimizer steps
     part: tuple[int, int] | None = None  # datasets and dev sets that an update probes; None: all
-    mixed: tuple[int, int] | None = None  # batches that mix datasets, and dev sets; None: each batch is of one set
 
     @property
     def share(self) -> float:
@@ -62,55 +61,32 @@ def pace_of(
     every: int | Budget,
     steps: int | None,
     batches: float | None,
-    *,
-    halves: bool,
-    ahead: bool,
-    needs_all: bool,
-    mixed: int | None,
+    rule: Rule,
     cost: float = 1.0,
 ) -> Pace:
     """Returns the pace of a training.
 
-    every: steps between updates, or the budget from which they follow. steps: of the whole training, if known.
-    batches: of each set, of a process; None: chosen. halves: whether probes are compared by halves. ahead: whether the
-    dev sets are probed for every dataset. needs_all: whether every update has to probe everything. mixed: examples of a
-    batch that mixes datasets, of all processes together; None: batches do not mix. cost: of a probe batch, in optimizer
-    steps.
+    every: steps between updates, or the budget from which they follow.
+    steps: of the whole training, if known.
+    batches: of each set, of a process; None: chosen.
+    rule: what is probed.
+    cost: of a probe batch, in optimizer steps.
     """
-    gradients = datasets * (1 + dev_sets) if ahead else datasets + dev_sets
-    least = 2 if halves else 1
-    if isinstance(every, Budget):  # from now on in probe batches per optimizer step
-        every = replace(every, share=min(every.share / cost, 100.0), at_most=min(every.at_most / cost, 100.0))
-    if mixed is not None:
-        share = every.share if isinstance(every, Budget) else Budget().share
-        pace = _in_mixed_batches(datasets, dev_sets, steps, share, mixed)
-        pace = pace if isinstance(every, Budget) else _with_every(pace, every, steps)
-    elif not isinstance(every, Budget):
-        batches = least if batches is None else batches
-        pace = Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
-    else:
-        pace = _of_everything(gradients, steps, every.share, batches)
-        if not _is_enough(pace, steps, every) and not needs_all and gradients > MIN_SETS:
-            pace = _of_a_part(datasets, dev_sets, steps, every.share, least if batches is None else batches)
-        if steps is not None and not _is_enough(pace, steps, every):
-            # A short training: at least so many updates, the last of them before the end, for a larger share.
-            apart = max(steps // (every.at_least + 1), math.ceil(pace.passes / every.at_most), 1)
-            pace = _with_every(pace, apart, steps)
-    return replace(pace, cost=cost)
-
-
-def advice(pace: Pace, steps: int | None, every: int | Budget) -> str | None:
-    """Returns a sentence for a training with too few updates to learn from; None: it has enough."""
-    least = every.at_least if isinstance(every, Budget) else Budget().at_least
-    if steps is None or pace.updates >= least:
-        return None
-    last = " (after its last step, where it changes nothing)" if pace.updates == 1 and pace.every == steps else ""
-    found = f"{steps:,} steps have {pace.updates:.0f} update{'' if pace.updates == 1 else 's'}{last}"
-    enough = max(1, steps // (2 * least))
+    gradients = datasets * (1 + dev_sets) if rule.steps_ahead else datasets + dev_sets
+    least = 2 if rule.halves else 1
     if not isinstance(every, Budget):
-        return f"{found} with every={pace.every}; set every={enough} for {steps // enough}"
-    share = pace.passes * pace.cost * (least + 1) / steps
-    return f"{found} within {every}; {least} need every=Budget(at_most={share:.2g}), or smaller probes"
+        batches = least if batches is None else batches
+        return Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every), cost)
+    # From now on in probe batches per optimizer step.
+    budget = replace(every, share=min(every.share / cost, 100.0), at_most=min(every.at_most / cost, 100.0))
+    pace = _of_everything(gradients, steps, budget.share, batches)
+    if rule.subsets and gradients > MIN_SETS and not _is_enough(pace, steps, budget):
+        pace = _of_a_part(datasets, dev_sets, steps, budget.share, least if batches is None else batches)
+    if steps is not None and not _is_enough(pace, steps, budget):
+        # A short training: at least so many updates, the last of them before the end, for a larger share.
+        apart = max(steps // (budget.at_least + 1), math.ceil(pace.passes / budget.at_most), 1)
+        pace = replace(pace, every=apart, updates=_updates(steps, apart))
+    return replace(pace, cost=cost)
 
 
 def _of_everything(gradients: int, steps: int | None, share: float, batches: float | None) -> Pace:
@@ -134,20 +110,9 @@ def _of_a_part(datasets: int, dev_sets: int, steps: int | None, share: float, ba
     sets = max(MIN_SETS, int(_batches_per_update(steps, share) / batches))
     train = min(datasets, sets - min(dev_sets, sets // 2))
     dev = min(dev_sets, sets - train)
-    return _within(share, math.ceil((train + dev) * batches), steps, batches, (train, dev))
-
-
-def _in_mixed_batches(datasets: int, dev_sets: int, steps: int | None, share: float, size: int) -> Pace:
-    """Returns the pace of updates whose batches of `size` examples mix datasets.
-
-    A third is spent on dev sets, by gradients, the rest on datasets, by two forward passes, which count as one forward
-    and backward. Every dataset that is probed has at least two examples.
-    """
-    passes = max(_MIN_MIXED, int(_batches_per_update(steps, share)))
-    dev = max(1, passes // 3)
-    train = passes - dev
-    part = (min(datasets, max(1, train * size // 2)), min(dev_sets, dev * size))
-    return replace(_within(share, passes, steps, 1, part), mixed=(train, dev))
+    passes = math.ceil((train + dev) * batches)
+    every = max(1, math.ceil(passes / share))
+    return Pace(every, batches, passes, _updates(steps, every), part=(train, dev))
 
 
 def _is_enough(pace: Pace, steps: int | None, budget: Budget) -> bool:
@@ -156,15 +121,6 @@ def _is_enough(pace: Pace, steps: int | None, budget: Budget) -> bool:
 
 def _batches_per_update(steps: int | None, share: float) -> float:
     return share * _MAX_STEPS / Budget().at_least if steps is None else share * steps / _WANTED_UPDATES
-
-
-def _within(share: float, passes: int, steps: int | None, batches: float, part: tuple[int, int]) -> Pace:
-    every = max(1, math.ceil(passes / share))
-    return Pace(every, batches, passes, _updates(steps, every), part=part)
-
-
-def _with_every(pace: Pace, every: int, steps: int | None) -> Pace:
-    return replace(pace, every=every, updates=_updates(steps, every))
 
 
 def _updates(steps: int | None, every: int) -> float:

@@ -1,146 +1,127 @@
-"""The line about a training that begins: its plan, updates, cost and memory; what cannot work, and what to set."""
+"""The line about a training that begins: its mixture, its updates and where to see them; and what can be gained."""
 
-import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._base.text import bytes_text, passes_text, percent, short
-from .pace import Budget, Pace, advice
+from .pace import Budget, Pace
 
-SAVED = "updates are in balancer.history; save_history(balancer, folder) keeps them for multidds report"
-_MOST_NAMES = 6
+SAVED = "updates are in balancer.history"
+_MOST_NAMES = 3
+_MOST_COST = 0.5  # of the time of training, for advice
 
 
-@dataclass(frozen=True)
-class StartLine:
-    """The facts of a training before its first step.
+def start_line(
+    shares: Mapping[str, float],
+    pace: Pace,
+    passes: Mapping[str, float],
+    look: str,
+    *,
+    planned: bool,
+    done: int = 0,
+) -> str:
+    """Returns `plan: licences 33% (8 passes), python 27%, 3 more · 11 updates, about 9% of the time · LOOK`.
 
-    shares: {dataset: probability} as training starts.
-    sizes: {dataset: number of examples}; None: unknown.
-    train, dev: {name: source of probe batches}.
-    steps, examples_per_step, every: as `Balancer` takes them.
-    pace: of the updates.
-    plans: whether the rule makes a plan if it can.
-    average: steps over which parameters are averaged for probes; 0: they are not.
-    vector_bytes: the memory of that average.
-    table_bytes: the memory of the tables of an update.
+    shares: {dataset: probability} of the steps that come next.
+    passes: {dataset: passes of the whole training under these shares}; empty if they are not known.
+    look: where to see the updates later.
+    planned: whether the shares are a plan.
     done: steps before this line, of a training that is resumed.
-    goals: {dev set: weight}, if the priority names some.
     """
+    largest = sorted(shares, key=lambda name: (-shares[name], name))[:_MOST_NAMES]
+    parts = [f"{short(name)} {percent(shares[name])[0]}%" for name in largest]
+    if not done and largest[0] in passes:
+        parts[0] += f" ({passes_text(passes[largest[0]])} passes)"
+    if others := len(shares) - len(largest):
+        parts.append(f"{others:,} more")
+    mixture = ", ".join(parts)
+    if done:
+        left = "" if math.isinf(pace.updates) else f"; {_counted(pace.updates - done // pace.every)} to come"
+        return f"resumed at step {done:,}; {mixture}{left}"
+    if not pace.updates:
+        return f"{'plan' if planned else 'mixture'}: {mixture} · no update, so nothing is learned"
+    time = f"about {percent(pace.share)[0]}% of the time"
+    updates = f"an update every {_steps(pace.every)}" if math.isinf(pace.updates) else _counted(pace.updates)
+    return f"{'plan' if planned else 'mixture'}: {mixture} · {updates}, {time} · {look}"
 
-    shares: Mapping[str, float]
-    sizes: Mapping[str, float] | None
-    train: Mapping[str, Any]
-    dev: Mapping[str, Any]
-    steps: int | None
-    examples_per_step: float | None
-    every: int | Budget
-    pace: Pace
-    plans: bool
-    average: int
-    vector_bytes: int
-    table_bytes: int
-    done: int = 0
-    goals: Mapping[str, float] = field(default_factory=dict)
 
-    def text(self, look: str, cost: float | None) -> str:
-        """Returns the line.
+def warnings(
+    pace: Pace,
+    every: int | Budget,
+    steps: int | None,
+    missing: list[str],
+    shared: Mapping[str, str],
+) -> Iterator[str]:
+    """Yields what a user can gain by acting, with the smallest change.
 
-        look: where to see the updates later.
-        cost: time of updates per time of training; None: as their batches are to those of training.
-        """
-        parts = [self._mixture(), self._dev_sets(), self._updates(cost)]
-        parts += [*self._memory(), look] if self.pace.updates else []
-        return "; ".join(parts)
-
-    @property
-    def level(self) -> int:
-        """The level of the log: a warning if something is to be set or may be a mistake."""
-        too_few = isinstance(self.every, Budget) and self._advice is not None
-        return logging.WARNING if too_few or self._missing or self._shared() else logging.INFO
-
-    @property
-    def _missing(self) -> list[str]:
-        """What a plan needs and does not have."""
-        needed = {
-            "sizes (of the mixture)": self.sizes,
-            "steps": self.steps,
-            "examples_per_step": self.examples_per_step,
-        }
-        return [word for word, value in needed.items() if self.plans and value is None]
-
-    @property
-    def _advice(self) -> str | None:
-        return advice(self.pace, self.steps, self.every)
-
-    def _mixture(self) -> str:
-        what = "plan" if self.plans and not self._missing and not self.done else "mixture"
-        length = "" if self.steps is None or self.done else f" for {self.steps:,} steps"
-        shares = self.shares
-        largest = sorted(shares, key=lambda name: (-shares[name], name))[:_MOST_NAMES]
-        parts = [f"{short(name)} {percent(shares[name])[0]}%{self._passes(name, largest[0])}" for name in largest]
-        parts += _more(len(shares) - len(largest))
-        no_plan = ""
-        if missing := self._missing:
-            words = ", ".join(missing[:-1]) + " and " * (len(missing) > 1) + missing[-1]
-            no_plan = f"no plan: {words} {'is' if missing == ['examples_per_step'] else 'are'} needed; "
-        resumed = f"resumed after step {self.done:,}; " if self.done else ""
-        return f"{resumed}{no_plan}{what}{length}: {', '.join(parts)}"
-
-    def _passes(self, name: str, first: str) -> str:
-        if self.sizes is None or self.steps is None or self.examples_per_step is None or self.done:
-            return ""
-        passes = passes_text(self.shares[name] * self.steps * self.examples_per_step / self.sizes[name])
-        return f" ({passes} passes)" if name == first else f" ({passes})"
-
-    def _dev_sets(self) -> str:
-        shared = self._shared()
-        if self.goals and not shared:
-            listed = [f"{short(name)} {percent(w)[0]}%" for name, w in list(self.goals.items())[:_MOST_NAMES]]
-            return f"by priority for {', '.join([*listed, *_more(len(self.goals) - len(listed))])}"
-        if self.dev.keys() == self.shares.keys() and not shared:
-            return "a dev set for each dataset"
-        marks = {name: " (a dataset has that name)" for name in self.dev if name in self.shares}
-        marks |= {name: f" (the same data as the dataset {short(other)})" for name, other in shared.items()}
-        names = [*shared, *(name for name in self.dev if name not in shared)]
-        listed = [f"{short(name)}{marks.get(name, '')}" for name in names[:_MOST_NAMES]]
-        return f"dev sets: {', '.join([*listed, *_more(len(names) - len(listed))])}"
-
-    def _shared(self) -> dict[str, str]:
-        """Returns {dev set: dataset} of those that are one object."""
-        datasets = {id(_data(source)): name for name, source in self.train.items()}
-        found = {name: datasets.get(id(_data(source))) for name, source in self.dev.items()}
-        return {name: dataset for name, dataset in found.items() if dataset is not None}
-
-    def _updates(self, cost: float | None) -> str:
-        pace, few = self.pace, self._advice
-        if not pace.updates:
-            return f"no update, so nothing is learned: {few}"
-        share = pace.share if cost is None else cost
-        time = (
-            f"about {percent(share)[0]}% of the time"
-            if share <= 1
-            else f"about {share:,.0f} times the time of training"
+    missing: the facts that a plan needs and that are not known.
+    shared: {dev set: dataset} of one object.
+    """
+    if missing:
+        words = ", ".join(missing[:-1]) + " and " * (len(missing) > 1) + missing[-1]
+        yield f"There is no plan, because {words} {'is' if len(missing) == 1 else 'are'} not known. Give {words}."
+    for dev, dataset in shared.items():
+        yield (
+            f"The dev set {dev!r} and the dataset {dataset!r} are the same data, so its gradients show memory, not "
+            "use. Give held-out data."
         )
-        many = "" if math.isinf(pace.updates) else f"{pace.updates - self.done // pace.every:,.0f} updates, "
-        part = "" if pace.part is None else f", of {pace.part[0]:,} datasets and {pace.part[1]:,} dev sets at a time"
-        every = "every step" if pace.every == 1 else f"every {pace.every:,} steps"
-        line = f"{many}{'one' if many else 'an update'} {every}{part}, {time}"
-        return line if few is None else f"{line}: {few}"
-
-    def _memory(self) -> list[str]:
-        parts = []
-        if self.average:
-            parts.append(f"probes at parameters averaged over {self.average} steps ({bytes_text(self.vector_bytes)})")
-        if self.table_bytes:
-            parts.append(f"tables of {bytes_text(self.table_bytes)}")
-        return parts
+    if steps is not None and (advice := _more_updates(pace, every, steps)):
+        yield advice
 
 
-def _more(number: int) -> list[str]:
-    return [f"and {number:,} more"] if number else []
+def _more_updates(pace: Pace, every: int | Budget, steps: int) -> str | None:
+    """Returns advice for a training with too few updates to learn from, if there is any that costs at most half."""
+    least = every.at_least if isinstance(every, Budget) else Budget().at_least
+    if pace.updates >= least:
+        return None
+    apart = max(steps // (least + 1), 1)
+    cost = pace.passes * pace.cost / apart
+    few = f"{steps:,} steps have {_counted(pace.updates)}"
+    if cost > _MOST_COST:
+        return f"{few}, too few to learn from; {least} would take {cost:.0%} of the time. Use smaller probe batches."
+    if isinstance(every, Budget):
+        return f"{few}, too few to learn from. Set every=Budget(at_most={math.ceil(100 * cost) / 100:g}) for {least}."
+    return f"{few}, too few to learn from. Set every={apart} for {steps // apart}."
+
+
+def details(
+    shares: Mapping[str, float],
+    passes: Mapping[str, float],
+    dev: Mapping[str, float],
+    pace: Pace,
+    memory: Mapping[str, float],
+) -> str:
+    """Returns lines with all that the start line leaves out.
+
+    dev: {dev set: weight}.
+    memory: {what: bytes} of the updates.
+    """
+    lines = ["mixture:"]
+    for name in sorted(shares, key=lambda name: (-shares[name], name)):
+        times = f", {passes_text(passes[name])} passes" if name in passes else ""
+        lines.append(f"  {short(name)} {percent(shares[name])[0]}%{times}")
+    lines += ["dev sets:", *(f"  {short(name)} {percent(weight)[0]}%" for name, weight in dev.items())]
+    part = "" if pace.part is None else f", of {pace.part[0]:,} datasets and {pace.part[1]:,} dev sets at a time"
+    batches = f"{pace.batches:g} probe batch{'' if pace.batches == 1 else 'es'} of each set"
+    lines.append(f"an update every {_steps(pace.every)}{part}: {batches}, about {percent(pace.share)[0]}% of the time")
+    lines += [f"memory: {bytes_text(size)} for {what}" for what, size in memory.items() if size]
+    return "\n".join(lines)
+
+
+def shared_data(train: Mapping[str, Any], dev: Mapping[str, Any]) -> dict[str, str]:
+    """Returns {dev set: dataset} of those that are one object."""
+    datasets = {id(_data(source)): name for name, source in train.items()}
+    found = {name: datasets.get(id(_data(source))) for name, source in dev.items()}
+    return {name: dataset for name, dataset in found.items() if dataset is not None}
+
+
+def _counted(updates: float) -> str:
+    return f"{updates:,.0f} update{'' if updates == 1 else 's'}"
+
+
+def _steps(every: int) -> str:
+    return "step" if every == 1 else f"{every:,} steps"
 
 
 def _data(source: Any) -> Any:

@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from ..gradients.vectors import Gradient, added, norm
-from ..probes.prober import Prober
-from ..rewards.dev_batches import DevBatches
+from ..probes.probe import Probe
+from ..probes.round import Round
 
 
 @dataclass(frozen=True)
@@ -64,36 +63,22 @@ class EstimatedDirection:
 class DirectionEstimator:
     """An estimator of the direction at every update, with its average over updates.
 
-    updates: the number of estimates so far.
+    probe: takes the gradients of the dev sets.
     """
 
-    def __init__(self, settings: DevDirection, dev: DevBatches, prober: Prober) -> None:
+    def __init__(self, settings: DevDirection, probe: Probe) -> None:
         self._settings = settings
-        self._prober = prober
+        self._probe = probe
         self._average: Gradient | None = None  # the sum of v_u * decay^(age of update u)
-        self.dev = dev
-        self.updates = 0
 
-    def estimate(self, total: int) -> EstimatedDirection:
-        """Returns the direction, from `total` batches of each dev set that counts. Inside `prober.invisible()`."""
-        weighting = self.dev.weights
-        drawn = self.dev.draw(self.updates, total, keep=weighting.ranks_by_probe)
-        ranking = weighting.ranking(drawn.loss)
-        weights = weighting.weights(ranking, self._prober.replicas)
-        trouble = [f"the loss of dev set {name!r}" for name, loss in ranking.items() if not math.isfinite(loss)]
-        vector = None
-        losses = {}
-        for name in self.dev.names:
-            if weights[name]:
-                gradient, losses[name] = drawn.gradient(name)
-                if not math.isfinite(norm(gradient)):
-                    trouble.append(f"the gradient of dev set {name!r}")
-                vector = added(vector, gradient, weights[name])
-        assert vector is not None
-        self.updates += 1
-        steepness = norm(vector)
-        if trouble:
-            return EstimatedDirection(vector, steepness, steepness, losses, weights, f"{trouble[0]} is not finite")
+    def estimate(self, step: int) -> EstimatedDirection:
+        """Returns the direction. Inside `Probe.open`, with which it is undone if something raises later."""
+        probe = self._probe
+        weights = probe.dev_weights()
+        vector, steepness = probe.direction(Round(probe.rounds, step, (), weights, weights), unit=False)
+        losses, trouble = probe.losses("dev"), probe.trouble()
+        if trouble is not None:
+            return EstimatedDirection(vector, steepness, steepness, losses, weights, trouble)
         vector = self._averaged(vector)
         if self._settings.balanced:
             vector = [None if part is None else _with_unit_rms(part) for part in vector]
@@ -103,13 +88,12 @@ class DirectionEstimator:
 
     @contextmanager
     def put_back_on_error(self) -> Iterator[None]:
-        """Undoes an estimate if the block raises: sources, the number of updates, the average."""
-        before = self.updates, self._average
+        """Puts the average back if the block raises."""
+        before = self._average
         try:
-            with self.dev.put_back_on_error():
-                yield
+            yield
         except BaseException:
-            self.updates, self._average = before
+            self._average = before
             raise
 
     def _averaged(self, vector: Gradient) -> Gradient:
@@ -120,24 +104,19 @@ class DirectionEstimator:
         self._average = added([None if part is None else part * self._settings.decay for part in old] or None, vector)
         return list(self._average)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns plain values, and under "tensors" the average."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the average, {"direction.3": copy} by the place of the parameter."""
         parts = enumerate(self._average or [])
-        tensors = {f"direction.{place}": part.clone() for place, part in parts if part is not None}
-        return {"seed": self._prober.seed, "updates": self.updates, **self.dev.state_dict(), "tensors": tensors}
+        return {f"direction.{place}": part.clone() for place, part in parts if part is not None}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state. A state that does not fit raises an error and changes nothing."""
-        params = self._prober.params
-        saved = [state["tensors"].get(f"direction.{place}") for place in range(len(params))]
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continues with the average of a state. One that does not fit raises an error and changes nothing."""
+        params = self._probe.model.params
+        saved = [tensors.get(f"direction.{place}") for place in range(len(params))]
         if any(t is not None and t.shape != p.shape for t, p in zip(saved, params, strict=True)):
             raise ValueError("ExampleScorer: the direction of the state is of other parameters.")
         parts = [None if t is None else t.to(p.device, copy=True) for t, p in zip(saved, params, strict=True)]
-        updates = int(state["updates"])
-        self.dev.load_state_dict(state, state["seed"])
         self._average = None if all(part is None for part in parts) else parts
-        self._prober.seed = state["seed"]
-        self.updates = updates
 
 
 def _with_unit_rms(part: Tensor) -> Tensor:

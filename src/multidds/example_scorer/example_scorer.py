@@ -4,9 +4,10 @@ A network scores examples; the softmax of the scores over a batch is P(x, y; psi
 of its loss along the direction in which the dev loss grows, and psi moves by R grad log P.
 """
 
+import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +17,10 @@ from .._base.checks import check_whole
 from .._base.randomness import preserved
 from .._base.state import VERSION, check_keys, check_version
 from ..probes.example_slopes import ExampleLosses, first_not_finite, one_per_example, refuse_model, slopes, step_size
-from ..probes.probe_sources import ProbeSources
-from ..probes.prober import Prober
+from ..probes.priorities import Priority
+from ..probes.probe import Probe
+from ..probes.probed_model import ProbedModel
 from ..probes.probes import Probes
-from ..rewards.dev_batches import DevBatches
-from ..rewards.priorities import Priority
 from .dev_direction import DevDirection, DirectionEstimator, EstimatedDirection
 from .network import OWNER, OwnNetwork, OwnScores, check_function
 from .small_network import SmallNetwork, SmallScores
@@ -91,14 +91,13 @@ class ExampleScorer:
         self.every = every
         self._losses = losses
         self._eps = direction.eps
-        self._probes = probes
-        self._prober = prober = Prober(
+        self._model = probed = ProbedModel(
             model, self._mean_loss, probes.params, probes.mode, seed, owner=OWNER, dev_loss=probes.dev_loss
         )
-        refuse_model(OWNER, prober)
-        self._network: SmallScores | OwnScores = network.started(prober.model, prober.params[0].device, seed)
-        dev_batches = DevBatches(OWNER, prober, ProbeSources(OWNER, {"dev": dev}, seed), priority)
-        self._direction = DirectionEstimator(direction, dev_batches, prober)
+        refuse_model(OWNER, probed)
+        self._network: SmallScores | OwnScores = network.started(probed.model, probed.params[0].device, seed)
+        self._probe = Probe(OWNER, probed, {"dev": dev}, replace(probes, split_work=False), priority)
+        self._direction = DirectionEstimator(direction, self._probe)
         self._steps = 0
 
     def _mean_loss(self, model: Any, batch: Any) -> Tensor:
@@ -124,12 +123,12 @@ class ExampleScorer:
         """
         if losses is not None:
             losses = one_per_example(OWNER, "losses", losses).detach()
-        devices = sorted({p.device for p in self._prober.model.parameters()}, key=str)
+        devices = sorted({p.device for p in self._model.model.parameters()}, key=str)
         with preserved(devices), torch.no_grad():
             if self._network.uses_losses:
                 if losses is None:
-                    with self._prober.invisible():
-                        losses = self._prober.forward(("train", "scores", self._steps), batch, self._each_loss)
+                    with self._model.invisible():
+                        losses = self._model.forward(("train", "scores", self._steps), batch, self._each_loss)
                 if (place := first_not_finite(losses)) is not None:
                     value = losses[place].item()
                     raise ValueError(f"{OWNER}: the loss of example {place} of {len(losses)} is {value}.")
@@ -177,20 +176,12 @@ class ExampleScorer:
 
     def _update(self, batch: Any, step: int) -> ExampleUpdate:
         start = time.perf_counter()
-        number = self._direction.updates
-        with self._prober.invisible(), self._direction.put_back_on_error():
-            ranks = self._prober.replicas
-            total = self._probes.in_all(ranks.size)
-            self._direction.dev.check_ranks(
-                {
-                    "seeds, batches or numbers of updates": (self._prober.seed, total, number),
-                    "steps": step,
-                    "networks": self._network.fingerprint(),
-                }
-            )
+        number, networks = self._probe.rounds, self._network.fingerprint()
+        with self._probe.open(steps=step, networks=networks), self._direction.put_back_on_error():
+            ranks = self._model.replicas
             with ranks.raise_on_all_ranks():  # refusals come before anything is drawn
                 prepared = self._network.prepare(batch)
-            direction = self._direction.estimate(total)
+            direction = self._direction.estimate(step)
             with ranks.raise_on_all_ranks():
                 rewards, losses = self._slopes(batch, direction, number)
             skipped = direction.trouble or self._first_not_finite(losses, rewards)
@@ -205,10 +196,10 @@ class ExampleScorer:
     def _slopes(self, batch: Any, direction: EstimatedDirection, number: int) -> tuple[Tensor, Tensor]:
         """Returns (rewards, losses) of the examples of a batch; rewards of 0 if the direction is not usable."""
         if direction.trouble is not None:
-            losses = self._prober.forward(("train", "examples", number), batch, self._each_loss).double()
+            losses = self._model.forward(("train", "examples", number), batch, self._each_loss).double()
             return torch.zeros_like(losses), losses
-        distance = step_size(self._prober, direction.steepness, direction.loss, self._eps)
-        return slopes(self._prober, self._each_loss, batch, direction.vector, direction.length, distance, number)
+        distance = step_size(self._model, direction.steepness, direction.loss, self._eps)
+        return slopes(self._model, self._each_loss, batch, direction.vector, direction.length, distance, number)
 
     def _first_not_finite(self, losses: Tensor, rewards: Tensor) -> str | None:
         """Returns a sentence about the first loss or reward of any rank that is not finite."""
@@ -217,25 +208,25 @@ class ExampleScorer:
             for what, values in (("loss", losses), ("reward", rewards))
             if (place := first_not_finite(values)) is not None
         ]
-        return next((first for own in self._prober.replicas.gather(sentences) for first in own), None)
+        return next((first for own in self._model.replicas.gather(sentences) for first in own), None)
 
     @property
     def priority(self) -> Priority:
         """The priority of the dev sets. May be assigned at any time; the next update uses it."""
-        return self._direction.dev.weights.priority
+        return self._probe.priority
 
     @priority.setter
     def priority(self, priority: Priority) -> None:
-        self._direction.dev.weights.priority = priority
+        self._probe.priority = priority
 
     @property
     def dev_losses(self) -> dict[str, float] | None:
         """The losses of the last full validation, by which low and high rank the dev sets; None: by the probe."""
-        return self._direction.dev.weights.losses
+        return self._probe.dev_losses
 
     @dev_losses.setter
     def dev_losses(self, losses: Mapping[str, float] | None) -> None:
-        self._direction.dev.weights.losses = losses
+        self._probe.dev_losses = losses
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that the next updates depend on: network, optimizer, statistics, sources; not the model.
@@ -243,9 +234,9 @@ class ExampleScorer:
         Tensors are under "tensors", flat; all the rest are plain values that survive JSON.
         """
         network = self._network.state_dict()
-        direction = self._direction.state_dict()
-        tensors = network.pop("tensors") | direction.pop("tensors")
-        return {"version": VERSION, "steps": self._steps, "network": network, **direction, "tensors": tensors}
+        tensors = network.pop("tensors") | self._direction.tensors()
+        probe = self._probe.state_dict()
+        return {"version": VERSION, "steps": self._steps, "network": network, "probe": probe, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues exactly from a state. One that does not fit raises an error and changes nothing.
@@ -253,9 +244,12 @@ class ExampleScorer:
         state: as `state_dict` returned it.
         """
         check_version(OWNER, state)
-        check_keys(OWNER, state, "steps", "seed", "updates", "network", "tensors")
+        check_keys(OWNER, state, "steps", "network", "probe", "tensors")
         network = {**state["network"], "tensors": state["tensors"]}
         self._network.check_state(network)
-        self._direction.load_state_dict(state)
-        self._network.load_state_dict(network, state["seed"])
+        direction = copy.copy(self._direction)
+        direction.load_tensors(state["tensors"])
+        self._probe.load_state_dict(state["probe"])
+        self._direction = direction
+        self._network.load_state_dict(network, state["probe"]["seed"])
         self._steps = int(state["steps"])

@@ -1,8 +1,8 @@
 """Gradients: their algebra, the elements that a rank holds, and the ranks that compute them.
 
-A gradient is a list of tensors, one per parameter; None stands for zero. `vectors` has inner products and sums,
-`layout` the shards of FSDP2, `sketch` short vectors that keep inner products, `averages` running means over updates,
-`parallel_models` DDP and FSDP2 around a model, and `work_split` the division of gradients among ranks.
+A gradient is a list of tensors, one per parameter; None stands for zero. `vectors` has inner products, sums and the
+shards of FSDP2. `sketch` has short vectors that keep inner products, `parallel_models` DDP and FSDP2 around a model,
+and `work_split` the division of gradients among ranks.
 
 >>> import torch
 >>> from multidds.gradients import Sketcher, added, dot, norm

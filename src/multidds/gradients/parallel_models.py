@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._base.checks import refuse
-from .layout import Shards, Whole
+from .vectors import Shards, Whole
 
 _REPLAY = "use fully_shard (FSDP2) or DistributedDataParallel, or repeat a mixture that was learned before: Replay."
 _REFUSED = {

@@ -4,9 +4,7 @@ All ranks may compute a gradient together: each its own batches, and the gradien
 sets: one rank computes all batches of a set, and only numbers, sketches and one sum of gradients are sent.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +12,6 @@ from torch import Tensor
 from .._base.ranks import Ranks
 from .vectors import Gradient, wide
 
-T = TypeVar("T")
 _SKETCHES_AT_ONCE = 64  # sent in one collective
 
 
@@ -37,65 +34,34 @@ def owners_of(names: Sequence[str], splittable: Iterable[str], batches: int, ran
     return {name: place % ranks for place, name in enumerate(divided)}
 
 
-class WorkSplit:
-    """One update whose sets are divided among the ranks.
+def summed(ranks: Ranks, params: Sequence[Tensor], gradient: Gradient | None) -> Gradient:
+    """Returns the sum of the gradients of all ranks; None stands for zero."""
+    parts = [None] * len(params) if gradient is None else gradient
+    total = [
+        torch.zeros_like(p, dtype=wide(p.dtype)) if g is None else g.to(wide(p.dtype))
+        for p, g in zip(params, parts, strict=True)
+    ]
+    ranks.sum(total)
+    return list(total)
 
-    ranks: the ranks.
-    owners: {"dev" or "train": {name: rank}}.
-    params: the parameters of the gradients.
-    alone: the context in which this rank computes gradients without the others.
+
+def gathered_sketches(
+    ranks: Ranks, owners: Mapping[str, int], mine: Mapping[str, Tensor], blank: Tensor
+) -> dict[str, Tensor]:
+    """Returns {name: sketch} of all sets that are divided.
+
+    owners: {name: rank}.
+    mine: {name: sketch} of the sets of this rank.
+    blank: a sketch of zero.
     """
-
-    def __init__(
-        self,
-        ranks: Ranks,
-        owners: Mapping[str, Mapping[str, int]],
-        params: Sequence[Tensor],
-        alone: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._ranks, self._owners, self._params, self._alone = ranks, owners, params, alone
-
-    def of(self, role: str) -> Mapping[str, int]:
-        """Returns the owners of the sets of a role that are divided."""
-        return self._owners.get(role, {})
-
-    def mine(self, role: str, names: Iterable[str]) -> list[str]:
-        return [name for name in names if self.of(role).get(name) == self._ranks.rank]
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Surrounds the work of this rank alone; an error there is raised on all ranks."""
-        with self._ranks.raise_on_all_ranks(), self._alone():
-            yield
-
-    def gather(self, value: T) -> list[T]:
-        """Returns the values of all ranks."""
-        return self._ranks.gather(value)
-
-    def gather_dict(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Returns {name: value} of all ranks."""
-        return {name: value for part in self.gather(dict(values)) for name, value in part.items()}
-
-    def sum(self, gradient: Gradient | None) -> Gradient:
-        """Returns the sum of the gradients of all ranks; None stands for zero."""
-        parts = [None] * len(self._params) if gradient is None else gradient
-        total = [
-            torch.zeros_like(p, dtype=wide(p.dtype)) if g is None else g.to(wide(p.dtype))
-            for p, g in zip(self._params, parts, strict=True)
-        ]
-        self._ranks.sum(total)
-        return list(total)
-
-    def gather_sketches(self, role: str, mine: Mapping[str, Tensor], blank: Tensor) -> dict[str, Tensor]:
-        """Returns {name: sketch} of all sets that are divided; blank: a sketch of zero."""
-        sketches: dict[str, Tensor] = {}
-        names, size = list(self.of(role)), self._ranks.size
-        at_once = max(1, _SKETCHES_AT_ONCE // size) * size
-        for start in range(0, len(names), at_once):
-            part = names[start : start + at_once]  # whole rounds over the ranks: each has as many, or one less
-            own = [mine[name] for name in self.mine(role, part)]
-            own += [blank] * (-(-len(part) // size) - len(own))
-            gathered = self._ranks.gather_tensors(torch.stack(own))  # [rank, round, bucket]
-            for place, name in enumerate(part):
-                sketches[name] = gathered[place % size, place // size]
-        return sketches
+    sketches: dict[str, Tensor] = {}
+    names = list(owners)
+    at_once = max(1, _SKETCHES_AT_ONCE // ranks.size) * ranks.size
+    for start in range(0, len(names), at_once):
+        part = names[start : start + at_once]  # whole rounds over the ranks: each has as many, or one less
+        own = [mine[name] for name in part if owners[name] == ranks.rank]
+        own += [blank] * (-(-len(part) // ranks.size) - len(own))
+        gathered = ranks.gather_tensors(torch.stack(own))  # [rank, round, bucket]
+        for place, name in enumerate(part):
+            sketches[name] = gathered[place % ranks.size, place // ranks.size]
+    return sketches

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from .._base.text import changes, movers, shares
 
 if TYPE_CHECKING:
-    from ..probes.alignment import Alignment
+    from ..probes.table import Table
 
 MOST_NAMES = 64  # datasets or dev sets of a group that a log gets
 Relevance: TypeAlias = dict[str, dict[str, tuple[float, float | None]]]  # {dev set: {dataset: (value, its error)}}
@@ -48,7 +48,11 @@ class Update:
     unlearned: the total variation between the plan and the prior.
     before: {dataset: probability} before the update.
     prior: {dataset: probability} that the training was given.
-    relevance: {dev set: {dataset: (relevance, standard error)}} by all evidence so far; None if it is not estimated.
+    relevance: {dev set: {dataset: (relevance, standard error)}} by all evidence so far; None if it is not estimated. 1 is
+        the best dataset; below 0 are those of less use than the average one.
+    worth: {dataset: (worth of one more pass in new examples, standard error)}, of datasets with a dev set of their name:
+        1 is as good as new, 0 of no use, below 0 it harms.
+    proposed: {dataset: probability} that the rule would set, if it only watches.
 
     As a string it is one line, such as `step 500  python 80→67%  markdown 16→25%`.
     """
@@ -59,7 +63,7 @@ class Update:
     dev_losses: dict[str, float]
     train_losses: dict[str, float]
     weights: dict[str, float]
-    alignment: "Alignment | None"
+    alignment: "Table | None"
     seconds: float
     skipped: str | None = None
     notes: tuple[str, ...] = ()
@@ -72,10 +76,15 @@ class Update:
     before: dict[str, float] = field(default_factory=dict)
     prior: dict[str, float] = field(default_factory=dict)
     relevance: dict[str, dict[str, tuple[float, float]]] | None = None
+    worth: dict[str, tuple[float, float]] = field(default_factory=dict)
+    proposed: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.skipped is not None:
             return f"step {self.step:,}  no update: {self.skipped}"
+        if self.proposed:
+            moved = changes(self.proposed, self.mixture) or [f"{shares(self.mixture, 4)}, as it is"]
+            return f"step {self.step:,}  would be: " + "  ".join(moved)
         moved = changes(self.mixture, self.before) if self.before else [shares(self.mixture)]
         unchanged = "; ".join([f"unchanged: {shares(self.mixture, 4)}", *self.notes])
         return f"step {self.step:,}  " + ("  ".join(moved) or unchanged)
@@ -121,6 +130,9 @@ class Update:
             "dev_loss": self.dev_losses,
             "dev_weight": self.weights,
             "noise": self.noise,
+            "worth": {name: worth for name, (worth, _) in self.worth.items()},
+            "worth_error": {name: error for name, (_, error) in self.worth.items() if not math.isnan(error)},
+            "proposed": self.proposed,
         }
 
     def short_groups(self, **more: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -11,21 +11,17 @@ the same way, and combines them by the `MixedDataset` and the `BalanceCallback` 
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import trl
 from trl import DPOTrainer, RewardTrainer, SFTTrainer
 
 from .._base.checks import Refusal, listed, refuse
 from ..balancer import Budget
-from ..mixture import Limits, Mixture
-from ..probes import Probes
-from ..probes.prober import Loss
-from ..rewards import Reward, StabilizedCosine
-from ..rewards.priorities import Priority
-from ..rules import RelevancePlan, Rule
+from ..mixture import Mixture
+from ..probes.probed_model import Loss
 from ..sampling import is_stream
-from .balancer_arguments import check_examples
+from .balancer_arguments import BalancerArguments, check_examples, with_balancer_arguments
 from .huggingface import BalanceCallback, MixedDataset
 
 _OWNER = "balance"
@@ -33,23 +29,18 @@ _KINDS = (SFTTrainer, DPOTrainer, RewardTrainer)
 _PREPARE_ARGUMENTS = {"dataset", "processing_class", "args", "dataset_name", "packing", "formatting_func"}
 
 
+@with_balancer_arguments
 def balance(
     trainer: Any,
     train_sets: Mapping[str, Any],
     mixture: Mixture | None = None,
     dev: Mapping[str, Any] | Collection[str] | None = None,
-    seed: int = 0,
     *,
     every: int | Budget = Budget(),
     batch_size: int | None = None,
     loss: Loss | None = None,
     inexact_resume: bool = False,
-    reward: Reward = StabilizedCosine(),
-    rule: Rule = RelevancePlan(),
-    priority: Priority = "regular",
-    limits: Limits = Limits(),
-    groups: Mapping[str, str] | None = None,
-    probes: Probes = Probes(),
+    **arguments: Unpack[BalancerArguments],
 ) -> BalanceCallback:
     """Trains on several datasets and learns their mixture: call it once, after constructing the trainer.
 
@@ -59,8 +50,9 @@ def balance(
     mixture: the mixture to begin with. Default None: in proportion to the sizes after preparation.
     dev: the dev sets: a dict, whose datasets are prepared as well, or a list of names in the trainer's `eval_dataset`.
         Default None: all of `eval_dataset`; if that is one dataset, the dev set is called "dev".
-    seed: for the draws, and for everything random in probes. Default 0.
-    every, batch_size, loss, inexact_resume, reward, rule, priority, limits, groups, probes: as in `BalanceCallback`.
+    every, batch_size, loss, inexact_resume: as in `BalanceCallback`.
+    **arguments: of `Balancer`.
+        The seed is also that of the draws.
 
     Returns the callback that was added to the trainer. Afterwards the trainer's `train_dataset` is a `MixedDataset`;
     with packing, its examples are packed rows.
@@ -71,11 +63,9 @@ def balance(
         check_examples(f"{_OWNER}: dev", dev)
         dev = {name: _prepared(trainer, d, name, "eval") for name, d in dev.items()}
     mixture = mixture or _proportional(prepared)
-    before, trainer.train_dataset = trainer.train_dataset, MixedDataset(prepared, mixture, seed)
-    options: dict[str, Any] = {"reward": reward, "rule": rule, "priority": priority, "limits": limits}
-    options |= {"groups": groups, "probes": probes, "seed": seed}
+    before, trainer.train_dataset = trainer.train_dataset, MixedDataset(prepared, mixture, arguments.get("seed", 0))
     try:
-        callback = BalanceCallback(trainer, every, dev, batch_size, loss, inexact_resume, **options)
+        callback = BalanceCallback(trainer, every, dev, batch_size, loss, inexact_resume, **arguments)
     except Exception:
         trainer.train_dataset = before
         raise

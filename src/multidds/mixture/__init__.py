@@ -12,9 +12,9 @@ Mixture(cs-en 83%, sk-en 17%)
 (0.25, {'cs-en': 100, 'sk-en': 4})
 """
 
-from .limits import Limits, LimitTracker
+from .limits import Limits
 from .mixture import Mixture
 from .mixture_table import MixtureTable
 from .replay import Replay
 
-__all__ = ["LimitTracker", "Limits", "Mixture", "MixtureTable", "Replay"]
+__all__ = ["Limits", "Mixture", "MixtureTable", "Replay"]

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from .._base.checks import check_names
-from .._base.state import check_keys
-from .mixture import Mixture
 
 Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 _ANY = (0.0, 1.0)
@@ -21,15 +19,18 @@ class Limits:
         the shares of its datasets. Default None: no bounds.
     max_passes: passes of training over a dataset, at most: a number, or {name: number}. It needs the sizes of the
         datasets and the length of the training. Default None: any number.
+    groups: {dataset: group}, for bounds on groups. Default None: there are none.
 
+    >>> from multidds import Mixture
     >>> limits = Limits(bounds={"web": (0.0, 0.75)}, max_passes=4)
-    >>> tracker = limits.tracker(["web", "books"], sizes={"web": 9000, "books": 100}, draws=1000, steps=10)
-    >>> Mixture(tracker.applied({"web": 0.9, "books": 0.1}, step=0))
+    >>> sizes = {"web": 9000, "books": 100}
+    >>> Mixture(limits.applied({"web": 0.9, "books": 0.1}, sizes, drawn={"web": 0, "books": 0}, left=1000))
     Mixture(web 75%, books 25%)
     """
 
     bounds: Bounds | None = None
     max_passes: float | Mapping[str, float] | None = None
+    groups: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in (self.bounds or {}).items():
@@ -41,88 +42,65 @@ class Limits:
         for name, passes in given.items():
             if passes is not None and not passes > 0:
                 raise ValueError(f"Limits: max_passes must be positive, but {name!r} is {passes}.")
+        for name, group in (self.groups or {}).items():
+            if not isinstance(group, str) or not group:
+                raise ValueError(f"Limits: groups must be {{dataset: group}}, but {name!r} is in {group!r}.")
 
-    def tracker(
+    def check(
         self,
         names: Sequence[str],
-        groups: Mapping[str, str] | None = None,
         sizes: Mapping[str, float] | None = None,
         draws: float | None = None,
         steps: int | None = None,
-    ) -> "LimitTracker":
-        """Returns the limits applied to one training; an error if no mixture can keep them.
+    ) -> None:
+        """Raises a ValueError if names are unknown, if no mixture can keep the bounds, or if a length is missing.
 
         names: of the datasets.
-        groups: {dataset: group}, if bounds have names of groups.
         sizes: {dataset: number of examples}; `max_passes` needs it.
         draws: examples that the whole training draws; `max_passes` needs it.
         steps: optimizer steps of the whole training; `max_passes` needs it.
         """
-        bounds, groups = self.bounds or {}, groups or {}
-        _check_bounds(names, bounds, groups)
+        groups = self.groups or {}
+        check_names("Limits: groups", names, [*names, *groups])
+        if clash := sorted(set(groups.values()) & set(names)):
+            raise ValueError(f"Limits: the group {clash[0]!r} has the name of a dataset. Rename the group.")
+        _check_bounds(names, self.bounds or {}, groups)
         if self.max_passes is None:
-            return LimitTracker(names, bounds, groups, {}, 0.0, 0)
+            return
         given = {"sizes": sizes, "draws": draws, "steps": steps}
-        missing = [word for word, value in given.items() if value is None]
-        if sizes is None or draws is None or steps is None:
+        if missing := [word for word, value in given.items() if value is None]:
             raise ValueError(f"Limits: max_passes needs sizes, draws and steps, but there are no {', '.join(missing)}.")
-        passes = self.max_passes if isinstance(self.max_passes, Mapping) else dict.fromkeys(names, self.max_passes)
-        check_names("Limits: max_passes", names, [*names, *passes])
-        most_draws = {name: most * sizes[name] for name, most in passes.items()}
-        return LimitTracker(names, bounds, groups, most_draws, draws / steps, steps)
+        check_names("Limits: max_passes", names, [*names, *self._most_passes(names)])
 
+    def _most_passes(self, names: Iterable[str]) -> Mapping[str, float]:
+        if isinstance(self.max_passes, Mapping):
+            return self.max_passes
+        return {} if self.max_passes is None else dict.fromkeys(names, self.max_passes)
 
-class LimitTracker:
-    """The limits of one training, and the draws of each dataset so far; `Limits.tracker` makes it."""
-
-    def __init__(
+    def applied(
         self,
-        names: Sequence[str],
-        bounds: Bounds,
-        groups: Mapping[str, str],
-        most_draws: Mapping[str, float],
-        draws_per_step: float,
-        steps: int,
-    ) -> None:
-        datasets = set(names)
-        self._bounds = {name: bound for name, bound in bounds.items() if name in datasets}
-        self._group_bounds = {name: bound for name, bound in bounds.items() if name not in datasets}
-        self._groups = groups
-        self._most_draws = most_draws  # {dataset: draws that its passes allow}, of datasets with such a limit
-        self._draws_per_step, self._steps = draws_per_step, steps
-        self._shares = dict.fromkeys(names, 0.0) if most_draws else {}  # the sum of each probability over the steps
-        self._counted = 0  # the last step in it
+        probabilities: Mapping[str, float],
+        sizes: Mapping[str, float] | None = None,
+        drawn: Mapping[str, float] | None = None,
+        left: float = 0.0,
+    ) -> dict[str, float]:
+        """Returns the probabilities within the limits.
 
-    def count(self, step: int, mixture: Mixture) -> None:
-        """Counts the draws of a step, which this mixture made: once, however often it is called."""
-        if self._most_draws and step > self._counted:
-            self._counted = step
-            for name, p in mixture.probabilities.items():
-                self._shares[name] += p
-
-    def applied(self, probabilities: Mapping[str, float], step: int) -> dict[str, float]:
-        """Returns the probabilities within the limits, for the steps after this one."""
-        bounds = dict(self._bounds)
-        draws_left = (self._steps - step) * self._draws_per_step
-        if self._most_draws and draws_left > 0:
-            for name, most_draws in self._most_draws.items():
-                drawn = self._shares[name] * self._draws_per_step
-                most = min(1.0, max(0.0, most_draws - drawn) / draws_left)
+        sizes: {dataset: number of examples}; `max_passes` needs it.
+        drawn: {dataset: examples drawn so far}; `max_passes` needs it.
+        left: draws of the training that are to come.
+        """
+        datasets, groups = set(probabilities), self.groups or {}
+        bounds = {name: bound for name, bound in (self.bounds or {}).items() if name in datasets}
+        group_bounds = {name: bound for name, bound in (self.bounds or {}).items() if name not in datasets}
+        if left > 0 and sizes is not None and drawn is not None:
+            for name, passes in self._most_passes(probabilities).items():
+                most = min(1.0, max(0.0, passes * sizes[name] - drawn[name]) / left)
                 low, high = bounds.get(name, _ANY)
                 bounds[name] = (min(low, most), min(high, most))
-        if self._group_bounds:
-            return within_groups(probabilities, bounds, self._groups, self._group_bounds)
+        if group_bounds:
+            return within_groups(probabilities, bounds, groups, group_bounds)
         return within(probabilities, bounds) if bounds else dict(probabilities)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"shares": dict(self._shares), "counted": self._counted}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the draws that the other tracker has counted."""
-        check_keys("Limits", state, "shares", "counted")
-        if self._most_draws:
-            check_names("Limits: state", self._shares, state["shares"])
-            self._shares, self._counted = dict(state["shares"]), state["counted"]
 
 
 def within(probabilities: Mapping[str, float], bounds: Bounds) -> dict[str, float]:

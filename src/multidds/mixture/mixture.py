@@ -247,7 +247,8 @@ class Mixture:
 
     def move(self, probabilities: Mapping[str, float]) -> None:
         """Replaces the probabilities; the names must be the same. Every stream that shares this object follows."""
-        check_names("Mixture.move", self._names, probabilities)
+        if set(probabilities) != set(self._names):
+            check_names("Mixture.move", self._names, probabilities)
         self._set(probabilities)
         self.version += 1
         self.learned = False

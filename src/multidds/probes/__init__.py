@@ -1,20 +1,24 @@
 """Gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state.
 
-`probe` takes all of them and returns the table of inner products; `Probes` are the settings that `Balancer` and
-`ExampleScorer` share:
+`Probe` answers what a rule asks in a round; `Probes` are the settings that `Balancer` and `ExampleScorer` share.
+`relevance` takes one round of a model as it is:
 
 >>> import torch
->>> from multidds.probes import probe
+>>> from multidds.probes import relevance
 >>> model = torch.nn.Linear(2, 1, bias=False)
 >>> def loss(model, batch):
 ...     return model(batch).sum()
->>> table = probe(model, loss, {"a": [torch.eye(2)[:1]]}, {"dev": [torch.eye(2)[:1]], "other": [torch.eye(2)[1:]]})
->>> table.cosines().tolist()
-[[1.0], [0.0]]
+>>> x, y = torch.eye(2)[:1], torch.eye(2)[1:]
+>>> table = relevance(model, loss, {"a": [x]}, {"dev": [x], "other": [y]}, batches=2)
+>>> [round(table[dev]["a"][0], 3) for dev in ("dev", "other")]
+[1.0, 0.0]
 """
 
-from .alignment import Alignment
-from .probe import probe
+from . import priorities
+from .probe import NotFiniteError, Probe
 from .probes import Probes
+from .relevance import relevance
+from .round import Round, Training
+from .table import Table
 
-__all__ = ["Alignment", "Probes", "probe"]
+__all__ = ["NotFiniteError", "Probe", "Probes", "Round", "Table", "Training", "priorities", "relevance"]

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..gradients.layout import Whole
-from ..gradients.vectors import wide
+from ..gradients.vectors import Whole, wide
 
 
 class AveragedParameters:

@@ -3,8 +3,8 @@
     maximise over P:   sum_k w_k log sum_i A_ki D_i(N P_i)^(1/2)            (`mixture.planned`)
 
 A_ki, the relevance of dataset i to dev set k, begins as the relevance by names and follows the gradients as far as
-their evidence goes (`rewards.relevance_memory`); the worth of repeated examples in D follows the losses
-(`rewards.repetition`). The plan is for the whole training at every update: it does not make up for what was drawn.
+their evidence goes (`relevance_memory`). The worth of repeated examples in D follows the losses (`repetition_of`). The
+plan is for the whole training at every update: it does not make up for what was drawn.
 """
 
 import math
@@ -14,21 +14,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .._base.state import check_keys
 from .._base.text import passes_text, short
 from ..mixture.planned import OTHERS, NamedRelevance, most_passes, planned
-from ..rewards.relevance_memory import RelevanceMemory, relevance_by_names
-from ..rewards.repetition import RepetitionMemory
-from .rule import Evidence, Relevance, Training
+from ..probes.probe import Probe
+from ..probes.round import Round, Training
+from .relevance_memory import RelevanceMemory, relevance_by_names
+from .rule import Findings, Relevance, Rule, State
 
 _AT_LIMIT = 1e-6  # of the most passes: nearer than that is at the limit
 _MOST_NAMES = 3
 _ENDLESS = 1e30  # examples of a dataset whose size is not given
-MAX_PAIRS = 2**16  # of datasets and dev sets whose relevance is kept one by one; beyond, per dataset
+MAX_PAIRS = 2**16  # of datasets and dev sets whose relevance is kept one by one; beyond, to all dev sets together
+_TOGETHER = "all dev sets"
+_GAP = 0.2  # nats after R passes
+_PRIOR_PASSES = 15.0  # for which the prior counts in the common value
+_WORTH_UPDATES = 4  # over which the worth of one more pass is measured
+_ENOUGH = 0.2  # worth of one more pass below which a dataset has had enough
+_COMMON_PASSES = 60.0  # for which the common value counts in that of a dataset
 
 
 @dataclass(frozen=True)
-class RelevancePlan:
+class RelevancePlan(Rule):
     """The default rule: the plan by names at first, and by measured relevance more and more. Holds settings only.
 
     plan: False: training starts at the given mixture, and relevance moves it from there, as if nothing were ever
@@ -36,12 +42,15 @@ class RelevancePlan:
     repetition: passes after which a repeated example is worth 1/e of a new one. Default None: measured, by the gap
         between losses on seen and unseen examples. Give a number if something other than the loss counts: BLEU goes on
         rising when the loss no longer falls, and 40 served it best.
+    move: False: watches only. The mixture stays as it is given, and every update says what it would be: `proposed`.
     """
 
     plan: bool = True
     repetition: float | None = None
+    move: bool = True
 
-    needs_errors: ClassVar[bool] = True
+    halves: ClassVar[bool] = True
+    subsets: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.repetition is not None and not self.repetition > 0:
@@ -52,97 +61,127 @@ class RelevancePlan:
         return PlanState(training if self.plan else replace(training, sizes=None), self.repetition)
 
 
-class PlanState:
+class PlanState(State):
     """The evidence for one mixture, and the plan that follows from it."""
 
     def __init__(self, training: Training, repetition: float | None) -> None:
         self._names = sorted(training.prior)
         self._dev_names = sorted(training.dev_weights)
-        self._weights = np.array([training.dev_weights[name] for name in self._dev_names])
         self._start = np.array([training.prior[name] for name in self._names])
-        self._planned = training.sizes is not None and training.draws is not None
         # Without sizes or length, none is ever repeated, and the given mixture is the plan before any evidence.
         self._sizes = self._start * _ENDLESS
         self._draws = 1.0
         self._scale = np.sqrt(self._start)  # relevance of which the plan is the given mixture
+        self._planned = False
         if training.sizes is not None and training.draws is not None:
             self._sizes = np.array([training.sizes[name] for name in self._names], dtype=np.float64)
             self._draws = training.draws
             self._scale = np.ones(len(self._names))
+            self._planned = True
         self._assumed = repetition
-        self._repetition = RepetitionMemory(self._names)
-        self._memory: RelevanceMemory | None = None
-        if len(self._names) * len(self._dev_names) <= MAX_PAIRS:
-            prior = np.ones((len(self._dev_names), len(self._names)))
-            if self._planned:
-                prior = relevance_by_names(self._names, self._dev_names, training.groups)
-            self._memory = RelevanceMemory(self._names, self._dev_names, prior)
-        self._factors = np.ones(len(self._names))  # of datasets, if relevance is measured or kept per dataset
-        self._updates = 0
-        self._latest: dict[str, float] = {}  # the plan of the last step
+        self._in_pairs = len(self._names) * len(self._dev_names) <= MAX_PAIRS
+        rows = self._dev_names if self._in_pairs else [_TOGETHER]
+        prior = np.ones((len(rows), len(self._names)))
+        if self._planned and self._in_pairs:
+            prior = relevance_by_names(self._names, self._dev_names)
+        self.updates = 0
+        self.seen, self.fresh = (np.zeros((_WORTH_UPDATES, len(self._names))) for _ in range(2))  # of the last updates
+        self.weights = np.array([training.dev_weights[name] for name in self._dev_names])
+        self.memory = RelevanceMemory(self._names, rows, prior, self._sizes)
+        self.gaps = np.zeros(len(self._names))  # in nats, of the last update that measured one; 0: none
+        self.gap_passes = np.zeros(len(self._names))  # at which they were measured
+        self.mixture = dict(zip(self._names, self._start.tolist(), strict=True))
+        if self._planned:
+            self.mixture = self._plan()
 
-    @property
-    def signal(self) -> float:
-        """The share of the plan's relevance that is measured, 0 to 1; NaN before the first update."""
-        if not self._updates:
-            return math.nan
-        return 1.0 if self._memory is None or self._per_dataset else self._memory.measured(self._weights)
+    def update(self, probe: Probe, round_: Round) -> Findings:
+        table = probe.table(round_)
+        rewards, errors = table.mean_cosines(round_.dev_sets)
+        self.weights = np.array([round_.weights[name] for name in self._dev_names])
+        self.memory.add(table if self._in_pairs else table.joint(_TOGETHER, round_.dev_sets))
+        for name, (seen, fresh) in table.worth_terms().items():
+            place = self.updates % _WORTH_UPDATES, self._names.index(name)
+            self.seen[place], self.fresh[place] = seen, fresh
+        self._measure_repetition(table.train_losses, table.dev_losses, round_.passes)
+        self.updates += 1
+        self.mixture = self._plan()
+        notes = (*self._held(), *self._exhausted(round_.passes))
+        return Findings(rewards, errors, notes=notes)
 
-    @property
-    def mixture(self) -> dict[str, float]:
-        """The plan now."""
-        if not self._planned and not self._updates:
-            return dict(zip(self._names, self._start.tolist(), strict=True))
-        counted = self._weights > 0
-        shares = planned(self._sizes, self._draws, self._weights[counted], self._matrix(counted), self._worth)
+    def _measure_repetition(
+        self, train: Mapping[str, float], dev: Mapping[str, float], passes: Mapping[str, float]
+    ) -> None:
+        """Takes the gaps of an update. train, dev: {name: loss of the probe}; passes: {dataset: passes so far}."""
+        for i, name in enumerate(self._names):
+            if name in train and name in dev and passes.get(name, 0.0) > 0 and math.isfinite(dev[name] - train[name]):
+                self.gaps[i] = max(0.0, dev[name] - train[name])
+                self.gap_passes[i] = passes[name]
+
+    def _plan(self) -> dict[str, float]:
+        counted = self.weights > 0
+        shares = planned(self._sizes, self._draws, self.weights[counted], self._matrix(counted), self._worth)
         return dict(zip(self._names, shares.tolist(), strict=True))
 
     @property
     def _worth(self) -> Any:
         """The passes after which a repeated example is worth 1/e of a new one: assumed, or measured so far."""
-        return self._repetition.estimate() if self._assumed is None else self._assumed
+        return repetition_of(self.gaps, self.gap_passes) if self._assumed is None else self._assumed
 
     def _matrix(self, counted: Any) -> Any:
-        if self._memory is not None:
-            return np.maximum(self._memory.posterior()[0][counted], 0.0) * self._factors * self._scale
+        relevance = np.maximum(self.memory.posterior()[0], 0.0) * self._scale
+        if self._in_pairs:
+            return relevance[counted]
         places = {name: i for i, name in enumerate(self._names)}
         own = np.array([places.get(name, -1) for name in self._dev_names])[counted]
-        return NamedRelevance(own, OTHERS if self._planned else 1.0, self._factors * self._scale)
-
-    def step(self, evidence: Evidence) -> dict[str, float] | None:
-        """Returns the plan by all evidence so far; None, with nothing changed, if rewards are not finite."""
-        if not all(map(math.isfinite, evidence.rewards.values())):
-            return None
-        self._weights = np.array([evidence.weights[name] for name in self._dev_names])
-        if self._memory is not None and evidence.relevance is not None:
-            self._memory.add(evidence.relevance)
-        else:
-            rewards = np.maximum([evidence.rewards[name] for name in self._names], 0.0)
-            self._factors = rewards / rewards.max() if rewards.max() > 0 else np.ones(len(self._names))
-        self._repetition.add(evidence.train_losses, evidence.dev_losses, evidence.passes)
-        self._updates += 1
-        self._latest = self.mixture
-        return self._latest
+        return NamedRelevance(own, OTHERS if self._planned else 1.0, relevance[0])
 
     @property
-    def _per_dataset(self) -> bool:
-        return self._memory is None or bool((self._factors != 1).any())
+    def signal(self) -> float:
+        """The share of the plan's relevance that is measured, 0 to 1; NaN before the first update."""
+        if not self.updates:
+            return math.nan
+        return self.memory.measured(self.weights if self._in_pairs else np.ones(1))
 
     def relevance(self) -> Relevance | None:
         """Returns {dev set: {dataset: (relevance, standard error)}}; None if it is known per dataset only."""
-        if self._memory is None or self._per_dataset:
+        if not self._in_pairs:
             return None
-        values, errors = (each.tolist() for each in self._memory.posterior())
+        values, errors = (each.tolist() for each in self.memory.posterior())
         return {
             dev: dict(zip(self._names, zip(values[k], errors[k], strict=True), strict=True))
             for k, dev in enumerate(self._dev_names)
         }
 
-    def notes(self, evidence: Evidence) -> tuple[str, ...]:
+    def worth(self) -> dict[str, tuple[float, float]]:
+        """Returns {dataset: (worth of one more pass in new examples, its standard error)} by the last four updates.
+
+        Of datasets with a dev set of their name. 1: as good as new; 0: nothing more to teach; below 0: it harms.
+        """
+        found = {}
+        for i, name in enumerate(self._names):
+            measured = self.fresh[:, i] != 0
+            seen, fresh = self.seen[measured, i], self.fresh[measured, i]
+            if fresh.sum() > 0:
+                found[name] = float(seen.sum() / fresh.sum()), _ratio_error(seen, fresh)
+        return found
+
+    def _exhausted(self, passes: Mapping[str, float]) -> tuple[str, ...]:
+        """Returns a sentence about each dataset of which one more pass is of no use."""
+        notes = []
+        for name, (worth, error) in self.worth().items():
+            if not passes.get(name, 0.0) >= 1 or math.isnan(error) or worth + 2 * error >= _ENOUGH:
+                continue
+            value = f"{worth:.2f} ± {max(error, 0.01):.2f}"
+            if worth + 2 * error < 0:
+                notes.append(f"{short(name)} is harmed by more: one more pass is worth {value} of new text")
+            else:
+                count = passes_text(passes[name])
+                notes.append(f"{short(name)} has had enough: {count} passes, one more is worth {value} of new text")
+        return tuple(notes)
+
+    def _held(self) -> tuple[str, ...]:
         """Returns a sentence about the datasets that the plan would draw from more often if it were not for passes."""
-        if not self._latest:
-            return ()
-        passes = np.array(list(self._latest.values())) * self._draws / self._sizes
+        passes = np.array(list(self.mixture.values())) * self._draws / self._sizes
         held = passes > most_passes(self._sizes, self._draws, self._worth) * (1 - _AT_LIMIT)
         names = [short(name) for name, is_held in zip(self._names, held, strict=True) if is_held]
         if not names:
@@ -150,26 +189,25 @@ class PlanState:
         listed = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
         return (f"{listed}: held at {passes_text(passes[held].max())} passes",)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "rule": "relevance plan",
-            "updates": self._updates,
-            "weights": self._weights.tolist(),
-            "factors": self._factors.tolist(),
-            "repetition": self._repetition.state_dict(),
-            "relevance": None if self._memory is None else self._memory.state_dict(),
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("RelevancePlan", state, "rule")
-        if state["rule"] != "relevance plan":
-            raise ValueError(f"RelevancePlan: the state is of the rule {state['rule']!r}.")
-        check_keys("RelevancePlan", state, "updates", "weights", "factors", "repetition", "relevance")
-        if (self._memory is None) != (state["relevance"] is None):
-            raise ValueError("RelevancePlan: the state is of another number of datasets or dev sets.")
-        self._repetition.load_state_dict(state["repetition"])
-        if self._memory is not None:
-            self._memory.load_state_dict(state["relevance"])
-        self._weights = np.array(state["weights"], dtype=np.float64)
-        self._factors = np.array(state["factors"], dtype=np.float64)
-        self._updates = int(state["updates"])
+def _ratio_error(seen: Any, fresh: Any) -> float:
+    """Returns the standard error of sum(seen) / sum(fresh), by leaving out one update at a time; NaN: one update."""
+    if len(seen) < 2:
+        return math.nan
+    ratios = (seen.sum() - seen) / (fresh.sum() - fresh)
+    return float(math.sqrt(((ratios - ratios.mean()) ** 2).sum() * (len(seen) - 1) / len(seen)))
+
+
+def repetition_of(gaps: Any, passes: Any) -> Any:
+    """Returns R of every dataset [n], the passes after which a repeated example is worth 1/e of a new one.
+
+    gaps: [n], the loss of the dev set of a dataset's name less that of its training probes, in nats.
+    passes: [n], at which the gaps were measured.
+
+    The gap grows with the passes, and R passes make a gap of 0.2 nats. The prior is 0.2 nats at 15 passes (Muennighoff
+    et al. 2023). Most of what one dataset shows is noise, and how fast a model memorises is mostly the model's. So
+    datasets are shrunk towards the common value.
+    """
+    common = (gaps.sum() + _GAP) / (passes.sum() + _PRIOR_PASSES)
+    slopes = (gaps + common * _COMMON_PASSES) / (passes + _COMMON_PASSES)
+    return _GAP / slopes

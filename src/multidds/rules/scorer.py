@@ -1,4 +1,4 @@
-"""The paper's rule: rewards move the logits of the mixture, the last lines of Algorithm 1.
+"""The paper's rule: rewards move the logits of the mixture, Algorithm 1 from "Estimate the effect" on.
 
 P(i) = softmax(logits)_i. A step takes one reward per dataset.
 """
@@ -11,15 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.checks import check_whole
+from .._base.checks import check_names, check_whole
 from .._base.state import check_keys
-from .rule import Evidence, Training
+from ..probes.probe import NotFiniteError, Probe
+from ..probes.round import Round, Training
+from .moving_average import MovingAverage
+from .rewards import Cosine, Reward, StabilizedCosine
+from .rule import Findings, Rule, State
 
 
 @dataclass(frozen=True)
-class Scorer:
+class Scorer(Rule):
     """The paper's rule: rewards move the logits of a mixture. Holds settings only.
 
+    reward: (probe, round) -> {dataset: reward}: `StabilizedCosine()`, `Cosine()`, `MovingAverage()` or a function of
+        your own. Default `StabilizedCosine()`, the reward of MultiDDS-S.
     lr: the size of a step. Raise it if a training has few updates. Default 0.2.
     optimizer: any torch optimizer class, or a function (params, lr=...) -> optimizer; its state is kept. Default SGD.
     inner_steps: optimizer steps per update, on the same rewards. Default 1.
@@ -27,15 +33,24 @@ class Scorer:
         sum_i P(i) R_i grad log P(i), the gradient of the expected reward. Default "sum".
     floor: no probability falls below this share of the smallest prior probability (0: no floor). Without it, negative
         rewards drive a dataset to 0, where it can no longer show that it has become useful. Default 0.1.
+    table: buckets of sketches, such as 2**16: each update has the table of inner products of all gradients as
+        `update.alignment`. Default None: no table.
     """
 
+    reward: Reward = StabilizedCosine()
     lr: float = 0.2
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
     inner_steps: int = 1
     rule: str = "sum"
     floor: float = 0.1
+    table: int | None = None
 
     def __post_init__(self) -> None:
+        if not callable(self.reward):
+            raise TypeError(
+                f"Scorer: reward must be a function (probe, round) -> {{dataset: reward}}, such as StabilizedCosine(), "
+                f"but it is {self.reward!r}."
+            )
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"Scorer: lr must be positive and finite, but it is {self.lr}.")
         if not callable(self.optimizer):
@@ -47,6 +62,13 @@ class Scorer:
             raise ValueError(f"Scorer: rule must be 'sum' or 'policy', but it is {self.rule!r}.")
         if not (self.floor >= 0 and math.isfinite(self.floor)):
             raise ValueError(f"Scorer: floor must be a share of the smallest prior, 0 or more, but it is {self.floor}.")
+        if self.table is not None:
+            check_whole("Scorer", table=self.table)
+            if self.steps_ahead or self.keeps_gradients:
+                raise ValueError(
+                    "Scorer: table needs gradients of the present parameters. Leave it out with a step ahead and with "
+                    "moving averages."
+                )
 
     @classmethod
     def authors(cls) -> "Scorer":
@@ -54,21 +76,25 @@ class Scorer:
         return cls(lr=1e-4, optimizer=torch.optim.Adam, inner_steps=200, floor=0.0)
 
     @property
-    def needs_errors(self) -> bool:
-        return False
+    def steps_ahead(self) -> bool:
+        return isinstance(self.reward, Cosine) and self.reward.ahead is not None
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return isinstance(self.reward, MovingAverage)
 
     def start(self, training: Training) -> "Logits":
         """Returns the state for one training, at the log of the prior."""
-        return Logits(self, training.prior)
+        return Logits(self, training)
 
 
-class Logits:
+class Logits(State):
     """The logits of one mixture (the paper's psi), and the state of the optimizer that moves them."""
 
-    signal = math.nan  # this rule does not estimate how much of the rewards is noise
-
-    def __init__(self, settings: Scorer, prior: Mapping[str, float]) -> None:
-        self._settings = settings
+    def __init__(self, settings: Scorer, training: Training) -> None:
+        self._settings, self._reward, prior = settings, settings.reward, training.prior
+        if isinstance(settings.reward, MovingAverage) and training.probe is not None:
+            self._reward = settings.reward.begin(training.probe)
         self._names = sorted(prior)
         smallest = min(prior.values())
         self._floor = settings.floor * smallest
@@ -82,24 +108,37 @@ class Logits:
             self.values = torch.tensor(values, dtype=torch.float64, device="cpu").log()
             self._optimizer = settings.optimizer([self.values], lr=settings.lr)
 
-    @property
-    def mixture(self) -> dict[str, float]:
+        self.mixture = self._softmax()
+
+    def _softmax(self) -> dict[str, float]:
         return dict(zip(self._names, self.values.softmax(0).tolist(), strict=True))
 
-    def relevance(self) -> None:
-        return None
+    def update(self, probe: Probe, round_: Round) -> Findings:
+        if self._settings.table is not None:
+            probe.keep_sketches(self._settings.table)
+        rewards = self._checked(self._reward(probe, round_))
+        notes: tuple[str, ...] = ()
+        if self._settings.rule == "sum" and (total := sum(rewards.values())) <= 0:
+            notes = (f"the rewards sum to {total:.3g}, not above 0: there is no stable fixed point",)
+        self.step(rewards)
+        table = None if self._settings.table is None else probe.kept_table(round_)
+        return Findings(rewards, table=table, notes=notes)
 
-    def step(self, evidence: Evidence) -> dict[str, float] | None:
-        """Returns the new probabilities; None, with nothing changed, if they would not be finite.
+    def _checked(self, rewards: Mapping[str, float]) -> dict[str, float]:
+        if not isinstance(rewards, Mapping):
+            raise TypeError(f"Scorer: the reward must return {{dataset: reward}}, but it is {type(rewards).__name__}.")
+        if rewards.keys() != set(self._names):
+            check_names("Scorer: the rewards", self._names, rewards)
+        return {name: float(reward) for name, reward in rewards.items()}
 
-        The paper's rule uses the rewards alone.
-        """
-        rewards = [evidence.rewards[name] for name in self._names]
+    def step(self, rewards: Mapping[str, float]) -> None:
+        """Moves the logits by one reward per dataset. If they overflow, raises `NotFiniteError` and changes nothing."""
+        ordered = torch.tensor([rewards[name] for name in self._names], dtype=torch.float64, device="cpu")
         with torch.inference_mode(False), torch.no_grad():
-            probabilities = self._step(torch.tensor(rewards, dtype=torch.float64, device="cpu"))
-        return None if probabilities is None else dict(zip(self._names, probabilities, strict=True))
+            probabilities = self._step(ordered)
+        self.mixture = dict(zip(self._names, probabilities.tolist(), strict=True))
 
-    def _step(self, reward: Tensor) -> list[float] | None:
+    def _step(self, reward: Tensor) -> Tensor:
         before = self.state_dict()
         for _ in range(self._settings.inner_steps):
             p = self.values.softmax(0)
@@ -111,42 +150,55 @@ class Logits:
         self.values.grad = None
         p = self.values.softmax(0)
         if not p.isfinite().all():
-            self.load_state_dict(before)
-            return None
+            self._load(before)
+            raise NotFiniteError("the rewards give no finite probabilities")
         if self._settings.floor:
             p = raised_to(p, self._floor)
             self.values.copy_(p.log())
-        return p.tolist()
+        return p
 
-    def notes(self, evidence: Evidence) -> tuple[str, ...]:
-        total = sum(evidence.rewards.values())
-        if self._settings.rule == "sum" and total <= 0:
-            return (f"the rewards sum to {total:.3g}, not above 0: there is no stable fixed point",)
-        return ()
+    def observe(self, name: str) -> None:
+        if isinstance(self._reward, MovingAverage):
+            check_names("Balancer.observe", self._names, [*self._names, name])
+            self._reward.observe(name)
+
+    def forget_gradients(self) -> None:
+        if isinstance(self._reward, MovingAverage):
+            self._reward.forget()
 
     def state_dict(self) -> dict[str, Any]:
         state = self._optimizer.state.get(self.values, {})
         (group,) = self._optimizer.param_groups
         settings = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key != "params"}
         return {
-            "rule": "scorer",
+            "rule": type(self).__name__,
             "logits": self.values.tolist(),
             "floor": self._floor,  # of the prior that there was at the start
             "optimizer": type(self._optimizer).__name__,
             "settings": settings,
             "state": {key: _plain(value) if isinstance(value, Tensor) else value for key, value in state.items()},
+            "averages": self._reward.state_dict() if isinstance(self._reward, MovingAverage) else None,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys("Scorer", state, "rule")
-        if state["rule"] != "scorer":
-            raise ValueError(f"Scorer: the state is of the rule {state['rule']!r}.")
-        check_keys("Scorer", state, "logits", "floor", "optimizer", "settings", "state")
+    def tensors(self) -> dict[str, Tensor]:
+        return self._reward.tensors() if isinstance(self._reward, MovingAverage) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.check_rule(state)
+        check_keys("Scorer", state, "logits", "floor", "optimizer", "settings", "state", "averages")
         own = type(self._optimizer).__name__
         if state["optimizer"] != own:
             raise ValueError(f"Scorer: the state is of the optimizer {state['optimizer']}, but this one has {own}.")
         if len(state["logits"]) != len(self._names):
             raise ValueError(f"Scorer: the state has {len(state['logits'])} logits, but there are {len(self._names)}.")
+        if isinstance(self._reward, MovingAverage) != (state["averages"] is not None):
+            raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
+        if isinstance(self._reward, MovingAverage):
+            self._reward.load_state_dict(state["averages"], tensors)
+        self._load(state)
+        self.mixture = self._softmax()
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         kept = {key: _tensor(value) if isinstance(value, Mapping) else value for key, value in state["state"].items()}
         with torch.inference_mode(False), torch.no_grad():
             self.values.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))

@@ -19,7 +19,7 @@ from .loader import MixedLoader, mixed_loader
 from .mixed_dataset import MixedDataset, is_stream
 from .mixed_streams import StreamReader, is_stateful
 from .sampler import MixtureSampler
-from .sources import batches_of
+from .sources import Part, batches_of, part_indices
 
 __all__ = [
     "Draws",
@@ -27,10 +27,12 @@ __all__ = [
     "MixedLoader",
     "MixtureSampler",
     "Order",
+    "Part",
     "StreamReader",
     "batches_of",
     "interleave",
     "is_stateful",
     "is_stream",
     "mixed_loader",
+    "part_indices",
 ]

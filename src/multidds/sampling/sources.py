@@ -6,17 +6,19 @@ the pass) or from the number of the batch, and leaves every random state outside
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from .._base.checks import check_whole
-from .._base.randomness import derive, isolated
+from .._base.randomness import Permutation, derive, isolated
 from .._base.state import check_keys
 
+Part: TypeAlias = tuple[int, int, int]  # (part of a round, number of parts, place of a batch in its part)
 _log = logging.getLogger("multidds")
 
 
@@ -29,8 +31,15 @@ class Source(Protocol):
     def passes(self) -> float:
         """Passes over the data so far; a fraction if the length is known, 0 if there are no passes."""
 
-    def draw(self, number: tuple[int, ...]) -> Any:
-        """Returns the next batch. Its number seeds sources that are functions; the others have their own order."""
+    @property
+    def most_parts(self) -> float:
+        """The most parts of a round that can have different examples; infinity if the source does not say."""
+
+    def draw(self, number: tuple[int, ...], part: Part = (0, 1, 0)) -> Any:
+        """Returns the next batch. Its number seeds sources that are functions; the others have their own order.
+
+        part: of the round. Sources that can, give the parts of a round different examples.
+        """
 
     def skip(self) -> None:
         """Goes past the next batch, which another rank takes."""
@@ -89,7 +98,7 @@ def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
 
 
 def batches_of(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] = default_collate) -> "BatchesOf":
-    """Returns probe batches of a map-style dataset: examples drawn with replacement. For probes, not for training.
+    """Returns probe batches of a map-style dataset, of random examples. For probes, not for training.
 
     dataset: a dataset with a length and indices.
     batch_size: examples per batch; larger batches make less noise.
@@ -104,9 +113,9 @@ def batches_of(dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], 
 
 
 class BatchesOf:
-    """A function generator -> batch that can also give single examples, for batches that mix datasets.
+    """A function generator -> batch whose parts of a round share no example. `batches_of` returns it.
 
-    `batches_of` returns it. Any other function may have the same attributes.
+    Any other function may have the same attributes and methods.
 
     splittable: whether all ranks draw the same batches, so that each rank may compute the gradients of other sets.
     """
@@ -117,12 +126,34 @@ class BatchesOf:
         self.dataset, self.batch_size, self.collate_fn = dataset, batch_size, collate_fn
 
     def __call__(self, generator: torch.Generator) -> Any:
-        return self.collate_fn(self.examples(generator, self.batch_size))
+        """Returns a batch of examples drawn with replacement."""
+        indices = torch.randint(len(self.dataset), (self.batch_size,), generator=generator, device="cpu")
+        return self.collate_fn([self.dataset[i] for i in indices.tolist()])
 
-    def examples(self, generator: torch.Generator, count: int) -> list[Any]:
-        """Draws `count` examples with replacement."""
-        indices = torch.randint(len(self.dataset), (count,), generator=generator, device="cpu")
-        return [self.dataset[i] for i in indices.tolist()]
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return len(self.dataset)
+
+    def of_part(self, key: int, part: Part) -> Any:
+        """Returns a batch; parts of a round share no example. key: seeds the order of the round."""
+        return self.collate_fn([self.dataset[i] for i in part_indices(self.size, key, part, self.batch_size)])
+
+
+def part_indices(size: int, key: int, part: Part, count: int) -> list[int]:
+    """Returns `count` indices of a batch, from the part of all examples that it belongs to, in an order by the key.
+
+    The parts share no index, unless there are fewer examples than parts. Batches of a part share none before all
+    examples of the part are used.
+
+    >>> [part_indices(5, key=1, part=(part, 2, 0), count=3) for part in (0, 1)]
+    [[0, 2, 0], [1, 3, 4]]
+    """
+    number, parts, place = part
+    parts = min(parts, size)
+    start, end = (size * (number % parts + step) // parts for step in (0, 1))
+    order = Permutation(key, size)
+    return [order[start + (place * count + i) % (end - start)] for i in range(count)]
 
 
 class _Function:
@@ -131,12 +162,18 @@ class _Function:
     passes = 0.0
     first: Any = None
 
-    def __init__(self, key: tuple[int | str, ...], function: Callable[[torch.Generator], Any]) -> None:
+    def __init__(self, key: tuple[int | str, ...], function: Any) -> None:
         self._key, self._function = key, function
 
-    def draw(self, number: tuple[int, ...]) -> Any:
+    @property
+    def most_parts(self) -> float:
+        return float(getattr(self._function, "size", math.inf))
+
+    def draw(self, number: tuple[int, ...], part: Part = (0, 1, 0)) -> Any:
         seed = derive(*self._key, *number)
         with isolated(seed):
+            if hasattr(self._function, "of_part"):
+                return self._function.of_part(derive(*self._key, *number[:-1], "round"), part)
             return self._function(torch.Generator().manual_seed(seed))
 
     def skip(self) -> None:
@@ -163,7 +200,14 @@ class _Loop:
         self._pass = 0  # the pass that is under way
         self._place = 0  # batches taken from it
 
-    def draw(self, number: tuple[int, ...]) -> Any:
+    @property
+    def most_parts(self) -> float:
+        try:
+            return float(len(self._iterable))  # type: ignore[arg-type]
+        except TypeError:  # a stream
+            return math.inf
+
+    def draw(self, number: tuple[int, ...], part: Part = (0, 1, 0)) -> Any:
         try:
             batch = self._next()
         except StopIteration:

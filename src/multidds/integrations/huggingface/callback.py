@@ -10,21 +10,23 @@ import math
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from ..._base.checks import check_whole
 from ...balancer import Balancer, Budget
-from ...mixture import Limits, Mixture
-from ...probes import Probes
-from ...probes.prober import Loss
-from ...rewards import Reward, StabilizedCosine
-from ...rewards.priorities import Priority
-from ...rules import RelevancePlan, Rule
+from ...mixture import Mixture
+from ...probes.probed_model import Loss
+from ...rules import Rule
 from ...sampling import is_stream
-from ..balancer_arguments import check_balancer_arguments, probe_batch_size
+from ..balancer_arguments import (
+    BalancerArguments,
+    checked_balancer_arguments,
+    probe_batch_size,
+    with_balancer_arguments,
+)
 from . import refusals
 from .checkpoint_tensors import are_shards, checkpoint_of, with_tensors, write_tensors
 from .logs import log_start, log_update, show_start
@@ -41,6 +43,7 @@ def batches_ahead(args: TrainingArguments) -> int:
     return int(read_by_workers) + 1  # accelerate reads one more, to find out whether a batch is the last
 
 
+@with_balancer_arguments
 class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Learns the mixture of the Trainer's `MixedDataset` while it trains: `trainer.add_callback(BalanceCallback(...))`.
 
@@ -52,14 +55,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         compares two of them; a whole one for rules that do not.
     loss: (model, batch) -> mean loss, a scalar tensor. Default None: the Trainer's `compute_loss`.
     inexact_resume: True: after a resume, streams that cannot report their position start over.
-    reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
-    rule: how evidence moves the mixture: an object of `multidds.rules`. Default `RelevancePlan()`.
-    priority: weights of the dev sets: "regular" (equal), "low", "high", {dev set: weight}, or a function of dev losses.
-        "low", "high" and functions rank by the losses of the Trainer's last evaluation.
-    limits: `Limits` of shares and of passes. Default: none.
-    groups: {dataset: group} of datasets that have much in common: their rewards are shrunk towards the group's mean.
-    probes: `Probes`: number and mode of probe batches, parameters, dev loss, work split.
-    seed: for everything random in probes. Default 0.
+    **arguments: of `Balancer`.
 
     `balancer` is the Balancer of the current or the last training; None before the first. A new mixture takes effect at
     a fixed position, after what the loader has read ahead: dataloader_num_workers * dataloader_prefetch_factor + 1
@@ -75,14 +71,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         batch_size: int | None = None,
         loss: Loss | None = None,
         inexact_resume: bool = False,
-        *,
-        reward: Reward = StabilizedCosine(),
-        rule: Rule = RelevancePlan(),
-        priority: Priority = "regular",
-        limits: Limits = Limits(),
-        groups: Mapping[str, str] | None = None,
-        probes: Probes = Probes(),
-        seed: int = 0,
+        **arguments: Unpack[BalancerArguments],
     ) -> None:
         self._check_kinds(trainer)
         refusals.check_trainer(trainer, type(self), allowed=0)
@@ -95,10 +84,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mixed = self._drawn_by(trainer)
         self._prior = self.mixture.probabilities
         self._dev = self._dev_sets(trainer, dev)
-        self._batch_size = batch_size or self._probe_batch_size(trainer, rule)
-        self._arguments: dict[str, Any] = {"every": every, "reward": reward, "rule": rule, "priority": priority}
-        self._arguments |= {"limits": limits, "groups": groups, "probes": probes, "seed": seed}
-        check_balancer_arguments(self.mixture, self._dev, loss, self._arguments)
+        self._arguments = checked_balancer_arguments(self.mixture, self._dev, loss, every, arguments)
+        self._batch_size = batch_size or self._probe_batch_size(trainer, self._arguments["rule"])
         named = isinstance(dev, Mapping) or isinstance(trainer.eval_dataset, Mapping)
         self._metrics = {name: f"eval_{name}_loss" if named else "eval_loss" for name in self._dev}  # of evaluations
         self._dev_losses: dict[str, float] = {}  # of an evaluation that is under way
@@ -190,13 +177,13 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             examples_per_step=self._examples,
             **self._arguments,
         )
-        show_start(trainer, self.balancer)
         self._mixed.restart()  # with the mixture, which the balancer may have moved to a plan
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
             self._resume(self.balancer, args, state)
         else:
             log_start(trainer, self.balancer.start, self._prior)
+        show_start(trainer, self.balancer)
 
     def _resume(self, balancer: Balancer, args: Any, state: Any) -> None:
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})

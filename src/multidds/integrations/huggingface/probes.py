@@ -11,7 +11,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 
 from ..._base.checks import listed, refuse
 from ...balancer.arguments import SINGLE
-from ...probes.prober import Loss
+from ...probes.probed_model import Loss
 from ...sampling import StreamReader, batches_of, is_stream
 from ..restored_attributes import restored_attributes
 from .refusals import OWNER, check_json

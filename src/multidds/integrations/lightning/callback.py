@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -18,14 +18,15 @@ from ..._base.randomness import random_states, set_random_states
 from ..._base.ranks import Ranks
 from ...balancer import Balancer, Budget
 from ...balancer.arguments import named_dev_sets
-from ...mixture import Limits, Mixture
-from ...probes import Probes
-from ...probes.prober import Loss
-from ...rewards import Reward, StabilizedCosine
-from ...rewards.priorities import Priority
-from ...rules import RelevancePlan, Rule
+from ...mixture import Mixture
+from ...probes.probed_model import Loss
 from ...sampling.loader import MixedLoader
-from ..balancer_arguments import check_balancer_arguments, probe_batch_size
+from ..balancer_arguments import (
+    BalancerArguments,
+    checked_balancer_arguments,
+    probe_batch_size,
+    with_balancer_arguments,
+)
 from . import refusals
 from .logs import log_update, show_start
 from .probes import loss_of, sources, sources_of
@@ -33,6 +34,7 @@ from .probes import loss_of, sources, sources_of
 _log = logging.getLogger("multidds")
 
 
+@with_balancer_arguments
 class BalanceCallback(Callback):
     """Learns the mixture of a `mixed_loader` while a Trainer fits: one more callback, the module stays as it is.
 
@@ -47,13 +49,7 @@ class BalanceCallback(Callback):
         two of them; whole ones for rules that do not.
     dev_metrics: {dev set: name of a logged validation loss}, by which the priorities "low", "high" and functions then
         rank. Default None: they rank by losses of probes.
-    reward: what a dataset is worth: an object of `multidds.rewards`. Default: its mean cosine with the dev sets.
-    rule: how evidence moves the mixture: an object of `multidds.rules`. Default `RelevancePlan()`.
-    priority: weights of the dev sets: "regular" (equal), "low", "high", {dev set: weight}, or a function of dev losses.
-    limits: `Limits` of shares and of passes. Default: none.
-    groups: {dataset: group} of datasets that have much in common: their rewards are shrunk towards the group's mean.
-    probes: `Probes`: number and mode of probe batches, parameters, dev loss, work split.
-    seed: for everything random in probes. Default 0.
+    **arguments: of `Balancer`.
 
     `balancer` exists from the start of training. Each update is one line on the console. All details go to the
     trainer's loggers, under the number of optimizer steps, and to mixture.jsonl beside their logs, which
@@ -71,19 +67,11 @@ class BalanceCallback(Callback):
         train: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
         dev_metrics: Mapping[str, str] | None = None,
-        reward: Reward = StabilizedCosine(),
-        rule: Rule = RelevancePlan(),
-        priority: Priority = "regular",
-        limits: Limits = Limits(),
-        groups: Mapping[str, str] | None = None,
-        probes: Probes = Probes(),
-        seed: int = 0,
+        **arguments: Unpack[BalancerArguments],
     ) -> None:
         dev = named_dev_sets(refusals.OWNER, dev)
         refusals.check_arguments(mixture, dev, train, dev_metrics, batch_size)
-        self._arguments: dict[str, Any] = {"every": every, "reward": reward, "rule": rule, "priority": priority}
-        self._arguments |= {"limits": limits, "groups": groups, "probes": probes, "seed": seed}
-        check_balancer_arguments(mixture, dev, loss, self._arguments)
+        self._arguments = checked_balancer_arguments(mixture, dev, loss, every, arguments)
         self.mixture = mixture
         self.balancer: Balancer | None = None
         self._dev, self._train, self._batch_size = dict(dev), train, batch_size
@@ -97,7 +85,7 @@ class BalanceCallback(Callback):
         """Refuses, if the stage is a fit, a trainer and a pl_module that cannot be probed."""
         self._loaded = None
         if stage == "fit":
-            refusals.check_fit(trainer, pl_module, self._loss, self._arguments["reward"])
+            refusals.check_fit(trainer, pl_module, self._loss, self._arguments["rule"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         before, loader = self._loader, refusals.checked_loader(trainer.train_dataloader, self.mixture)
@@ -106,7 +94,6 @@ class BalanceCallback(Callback):
         self._loader = loader
         if self.balancer is None or self._module is not pl_module:
             self._module, self.balancer = pl_module, self._new_balancer(pl_module, loader)
-            show_start(trainer, self.balancer)
         self._steps = trainer.global_step
         if self._loaded is not None:
             state, self._loaded = self._loaded, None
@@ -116,6 +103,8 @@ class BalanceCallback(Callback):
             ranks = Ranks(pl_module.device)
             if len(state["random"]) == ranks.size:
                 set_random_states(pl_module.device, state["random"][ranks.rank])
+        show_start(trainer, self.balancer)
+        if self._steps < trainer.global_step:
             self._step_balancer(trainer)  # a callback before this one may have saved after an optimizer step
 
     def _new_balancer(self, module: LightningModule, loader: MixedLoader) -> Balancer:
@@ -126,7 +115,7 @@ class BalanceCallback(Callback):
         steps = trainer.estimated_stepping_batches
         self.mixture.sizes = {name: len(dataset) for name, dataset in loader.train_sets.items()}
         arguments, probes, rule = dict(self._arguments), self._arguments["probes"], self._arguments["rule"]
-        averages = rule.needs_errors if probes.average is None else probes.average > 0
+        averages = rule.halves if probes.average is None else probes.average > 0
         if averages and refusals.keeps_one_rank(trainer):
             _log.info("BalanceCallback: probes are at the parameters: Lightning would save averages of one rank only.")
             arguments["probes"] = replace(probes, average=0)

@@ -10,9 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.utils.data import DataLoader
 
-from ...probes.prober import Loss
+from ...probes.probed_model import Loss
 from ...sampling.loader import MixedLoader
-from ...sampling.sources import BatchesOf, batches_of
+from ...sampling.sources import BatchesOf, Part, batches_of
 from ..restored_attributes import restored_attributes
 
 
@@ -45,8 +45,12 @@ class _LoaderBatches:
     def __call__(self, generator: torch.Generator) -> Any:
         return self._batches()(generator)
 
-    def examples(self, generator: torch.Generator, count: int) -> list[Any]:
-        return self._batches().examples(generator, count)
+    @property
+    def size(self) -> int:
+        return self._batches().size
+
+    def of_part(self, key: int, part: Part) -> Any:
+        return self._batches().of_part(key, part)
 
     def _batches(self) -> BatchesOf:
         return batches_of(self.dataset, self.batch_size, self.collate_fn)

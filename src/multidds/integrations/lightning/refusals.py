@@ -11,10 +11,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ..._base.checks import Refusal, check_names, check_whole, listed, refuse
 from ...mixture.mixture import Mixture, check_mixture
-from ...probes.prober import Loss
-from ...rewards import Reward
+from ...probes.probed_model import Loss
+from ...rules import Rule
 from ...sampling.loader import MixedLoader
-from ..balancer_arguments import averages_gradients
 
 OWNER = "BalanceCallback"
 _SUPPORTED = {"SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy"}
@@ -38,8 +37,8 @@ def check_arguments(
         check_whole(OWNER, batch_size=batch_size)
 
 
-def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None, reward: Reward) -> None:
-    refuse(OWNER, _of_strategy(trainer, reward))
+def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None, rule: Rule) -> None:
+    refuse(OWNER, _of_strategy(trainer, rule))
     refuse(OWNER, [(trainer.overfit_batches, "overfit_batches repeats batches, but a mixture draws new ones.")])  # type: ignore[attr-defined]
     if loss is not None:
         return
@@ -53,7 +52,7 @@ def check_fit(trainer: Trainer, module: LightningModule, loss: Loss | None, rewa
     refuse(OWNER, [(holds, f"{why}; give loss=, a function (module, batch) -> scalar tensor.") for holds, why in rows])
 
 
-def _of_strategy(trainer: Trainer, reward: Reward) -> Iterator[Refusal]:
+def _of_strategy(trainer: Trainer, rule: Rule) -> Iterator[Refusal]:
     kinds = {base.__name__ for base in type(trainer.strategy).__mro__}
     yield (
         not kinds & _SUPPORTED or kinds & _REFUSED,
@@ -61,8 +60,8 @@ def _of_strategy(trainer: Trainer, reward: Reward) -> Iterator[Refusal]:
         "or a mixture that was learned before (Replay).",
     )
     yield (
-        keeps_one_rank(trainer) and averages_gradients(reward),
-        f"{type(reward).__name__} averages gradients in shards, but Lightning saves those of one rank; choose another.",
+        keeps_one_rank(trainer) and rule.keeps_gradients,
+        f"{rule} averages gradients in shards, but Lightning saves those of one rank; choose another.",
     )
 
 

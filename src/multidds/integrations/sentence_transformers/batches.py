@@ -18,6 +18,7 @@ from ..._base.ranks import rank_and_size
 from ..._base.state import check_keys, check_sizes
 from ...mixture.mixture import Mixture, check_mixture
 from ...sampling.draws import Draws
+from ...sampling.sources import Part
 
 _OWNER = "mixed_batches"
 
@@ -259,7 +260,7 @@ class _Passes:
 
 
 def probe_batches(trainer: Any, dataset: Any, batch_size: int, collate: Any) -> Any:
-    """Returns a source of probe batches: the first batch that the trainer's batch sampler makes under a seed.
+    """Returns a source of probe batches: batches of one pass of the trainer's batch sampler under a seed.
 
     Examples are not drawn with replacement: one that is twice in a batch would be a negative of itself.
     """
@@ -277,6 +278,16 @@ def probe_batches(trainer: Any, dataset: Any, batch_size: int, collate: Any) -> 
         own.set_state(generator.get_state())
         return collate(dataset.__getitems__(next(iter(sampler))))
 
+    def of_part(key: int, part: Part) -> Any:
+        own.manual_seed(key)
+        number, batches = part[2] * part[1] + part[0], 0
+        while True:  # pass after pass
+            for indices in sampler:
+                if batches == number:
+                    return collate(dataset.__getitems__(indices))
+                batches += 1
+
+    draw.of_part, draw.size = of_part, -(-len(dataset) // batch_size)  # type: ignore[attr-defined]
     draw.batch_size = batch_size  # type: ignore[attr-defined]  # for the cost of updates
     draw.dataset = dataset  # type: ignore[attr-defined]  # by which the start line finds dev sets that are training sets
     return draw

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..._base.checks import Refusal, listed, refuse
-from ...probes.prober import Loss
+from ...probes.probed_model import Loss
 from ...rules import Rule
+from ..balancer_arguments import with_balancer_arguments
 from ..huggingface.callback import BalanceCallback as HuggingFaceCallback
 from ..huggingface.callback import batches_ahead
 from ..huggingface.probes import dev_sets
@@ -21,14 +22,15 @@ from ..huggingface.refusals import OWNER
 from .batches import MixedBatches, probe_batches
 
 
+@with_balancer_arguments
 class BalanceCallback(HuggingFaceCallback):
     """Learns the mixture of `mixed_batches` while a trainer trains: `trainer.add_callback(BalanceCallback(trainer))`.
 
     trainer: a SentenceTransformerTrainer, or the trainer of another kind of model, with its final arguments, including
         `multi_dataset_batch_sampler=mixed_batches(mixture)`. The callback does not keep it alive.
     loss: (model, batch) -> mean loss, a scalar tensor. Default None: the trainer's loss for the dataset of the batch.
-    every, dev, batch_size, inexact_resume, reward, rule, priority, limits, groups, probes, seed: as in the callback of
-        `multidds.integrations.huggingface`.
+    every, dev, batch_size, inexact_resume: as in the callback of `multidds.integrations.huggingface`.
+    **arguments: of `Balancer`.
 
     The trainer's `batch_sampler` makes probe batches, too. A new mixture takes effect after what the loader has read
     ahead: dataloader_num_workers * dataloader_prefetch_factor + 1 batches of each process after the step.

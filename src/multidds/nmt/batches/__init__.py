@@ -12,12 +12,13 @@
 """
 
 from .batch import Batch, Rows, assemble, evaluation_batches, packed
-from .probe_batches import dev_batches, mixed_batch, probe_batches
+from .probe_batches import ProbeSentences, dev_batches, mixed_batch
 from .sentences import Sentences
 from .stream import Stream
 
 __all__ = [
     "Batch",
+    "ProbeSentences",
     "Rows",
     "Sentences",
     "Stream",
@@ -26,5 +27,4 @@ __all__ = [
     "evaluation_batches",
     "mixed_batch",
     "packed",
-    "probe_batches",
 ]

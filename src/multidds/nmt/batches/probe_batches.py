@@ -1,20 +1,18 @@
-"""Batches for probes: of one language pair, of several by the mixture, of all dev sets, or of single sentences.
+"""Batches for probes: of one language pair, of several by the mixture, or of all dev sets.
 
 A probe batch comes in parts of similar lengths: as one tensor, attention would be mostly padding. Many parts are slow
 too; with their number growing like the root, a token costs 1.2 times one of training (docs/performance.md).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from multidds import Mixture
+from multidds.sampling import Part, part_indices
 
 from ..config.config import Config
 from .batch import Batch, assemble, cut, packed
@@ -23,17 +21,33 @@ from .sentences import Item, Sentences
 DevPart = tuple[Batch, Batch | None]  # of a dev batch, and its targets behind other sources
 
 
-def probe_batches(sentences: Sentences, tokens: int) -> Callable[[torch.Generator], list[Batch]]:
-    """Returns a source of probe batches of about `tokens` tokens: sentences drawn with replacement."""
-    draws = max(1, round(2 * tokens / _mean_tokens(sentences)) + 1)
+class ProbeSentences:
+    """A source of probe batches of about `tokens` tokens; the parts of a round share no sentence."""
 
-    def draw(generator: torch.Generator) -> list[Batch]:
-        indices = torch.randint(len(sentences), (draws,), generator=generator, device="cpu").tolist()
+    def __init__(self, sentences: Sentences, tokens: int) -> None:
+        mean = _mean_tokens(sentences)
+        self.batch_size = max(1, round(tokens / mean))
+        self._sentences, self._tokens = sentences, tokens
+        self._draws = max(1, round(2 * tokens / mean) + 1)
+
+    @property
+    def size(self) -> int:
+        """The number of sentences."""
+        return len(self._sentences)
+
+    def __call__(self, generator: torch.Generator) -> list[Batch]:
+        """Returns a batch of sentences drawn with replacement."""
+        return self._batch(torch.randint(self.size, (self._draws,), generator=generator, device="cpu").tolist())
+
+    def of_part(self, key: int, part: Part) -> list[Batch]:
+        """Returns a batch; parts of a round share no sentence. key: seeds the order of the round."""
+        return self._batch(part_indices(self.size, key, part, self._draws))
+
+    def _batch(self, indices: list[int]) -> list[Batch]:
+        sentences = self._sentences
         total = np.cumsum([max(sentences.sizes(i)) for i in indices])
-        items = [(sentences, i) for i in indices[: max(1, int(np.searchsorted(total, tokens, "right")))]]
-        return [assemble(part) for part in _parts(items, tokens)]
-
-    return draw
+        items = [(sentences, i) for i in indices[: max(1, int(np.searchsorted(total, self._tokens, "right")))]]
+        return [assemble(part) for part in _parts(items, self._tokens)]
 
 
 def _mean_tokens(sentences: Sentences) -> float:
@@ -102,72 +116,3 @@ def _shuffled(items: list[Item]) -> Batch:
             source_of |= dict(zip(places, [*places[1:], *places[:1]], strict=True))
     sides = [sentences.tokens(i) for sentences, i in items]
     return packed([sides[source_of[k]][0] for k in range(len(items))], [target for _, target in sides])
-
-
-# ---------------------------------------------------------------------------------------------- single sentences
-
-
-@dataclass(frozen=True)
-class MixedBatch:
-    """Sentences of several pairs, in parts of similar lengths."""
-
-    parts: tuple[Batch, ...]
-    places: Tensor  # [B]: of each sentence, in the order they were given, in the parts one after another
-
-
-class MixedSentences:
-    """A source of probe batches of one pair that also gives single sentences, for updates of very many pairs.
-
-    sentences: of the pair.
-    tokens: of a batch of this pair alone.
-    batch_size: sentences of a batch that mixes pairs.
-    """
-
-    def __init__(self, sentences: Sentences, tokens: int, batch_size: int) -> None:
-        self._sentences, self._alone = sentences, probe_batches(sentences, tokens)
-        self.batch_size, self.collate_fn = batch_size, collate
-
-    def __call__(self, generator: torch.Generator) -> list[Batch]:
-        return self._alone(generator)
-
-    def examples(self, generator: torch.Generator, count: int) -> list[Item]:
-        """Draws sentences with replacement."""
-        indices = torch.randint(len(self._sentences), (count,), generator=generator, device="cpu")
-        return [(self._sentences, i) for i in indices.tolist()]
-
-
-def sentences_of(data: Iterable[Sentences], tokens: int) -> int:
-    """Returns how many sentences, equally many of each pair, have about `tokens` tokens."""
-    means = [_mean_tokens(sentences) for sentences in data]
-    return max(2, round(tokens * len(means) / math.fsum(means)))
-
-
-def collate(items: list[Item]) -> MixedBatch:
-    """Packs sentences, cut into parts of about equally many."""
-    lengths = [max(sentences.sizes(i)) for sentences, i in items]
-    order = sorted(range(len(items)), key=lambda k: lengths[k])
-    count = _part_count(items, sum(lengths))
-    cuts = [len(items) * j // count for j in range(count + 1)]
-    parts = [assemble([items[k] for k in order[a:b]]) for a, b in pairwise(cuts)]
-    places = torch.empty(len(items), dtype=torch.int64)
-    places[torch.tensor(order)] = torch.arange(len(items))
-    return MixedBatch(tuple(parts), places)
-
-
-def sentence_losses(config: Config) -> Callable[[Any, MixedBatch], Tensor]:
-    """Returns a function (model, batch) -> [B]: the training loss of each sentence, per target token."""
-    smoothing, bfloat16 = config.train.label_smoothing, config.train.precision == "bfloat16"
-
-    def losses(model: Any, batch: MixedBatch) -> Tensor:
-        device = model.target_embedding.weight.device
-        losses_of_parts = []
-        for part in (part.to(device) for part in batch.parts):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-                tokens = model(part, smoothing, each=True)  # [R]
-            rows = part.target_rows
-            sentence = rows.places // rows.longest
-            sums = tokens.new_zeros(rows.sentences).index_add(0, sentence, tokens)
-            losses_of_parts.append(sums / torch.bincount(sentence, minlength=rows.sentences))
-        return torch.cat(losses_of_parts)[batch.places.to(device)]
-
-    return losses

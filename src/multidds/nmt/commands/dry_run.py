@@ -15,7 +15,8 @@ from ..config.config import Config
 from ..model.transformer import make_model
 from ..prepare import Prepared
 from ..runs.earlier_run import earlier_run
-from ..training.length import planned_sentences, planned_steps, probe_passes, probe_share, within_budget
+from ..training.balancing import planned_pace, probe_shape
+from ..training.schedule import planned_sentences, planned_steps
 from ..training.start_mixture import plan_weights, prior_of
 
 
@@ -39,7 +40,6 @@ def describe(config: Config, console: Console, whole_config: bool = False) -> No
     for line in str(_table(config, prepared, data)).split("\n"):
         say(line, console)
     steps = planned_steps(config, data)
-    config = within_budget(config, steps)
     settings = config.mixture
     with torch.device("meta"):  # counted, not made
         model = make_model(config, prepared.vocabulary)
@@ -56,9 +56,11 @@ def describe(config: Config, console: Console, whole_config: bool = False) -> No
     if settings.method == "static":
         console.print("the mixture is static: no updates")
     else:
+        pace = planned_pace(config, steps)
+        part = "" if pace.part is None else f", each of {pace.part[0]} language pairs and {pace.part[1]} dev sets"
         console.print(
-            f"an update every {settings.every} steps: {probe_passes(config)} passes over {settings.probe_tokens:,} "
-            f"tokens, {probe_share(config):.1%} of the tokens of training between two updates"
+            f"{pace.updates:,.0f} updates, one every {pace.every:,} steps{part}: {pace.passes} passes over "
+            f"{probe_shape(settings)[1]:,} tokens, {pace.share:.1%} of the tokens of training"
         )
     if whole_config:
         console.print_json(config.model_dump_json())

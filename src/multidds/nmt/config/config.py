@@ -298,6 +298,10 @@ class Config(Section):
             self._check_names("[mixture] priority", priority)
         if 0 < self.mixture.probe_budget < 1e-6:
             raise ValueError(f"[mixture] probe_budget = {self.mixture.probe_budget} is too small for any probe")
+        if self.mixture.method == "moving-average" and self.mixture.step_ahead:
+            raise ValueError(
+                "[mixture] step_ahead has no gradients of its own with method = 'moving-average'; set it to 0"
+            )
         if self.mixture.schedule != "none" and self.mixture.method != "static":
             raise ValueError(f"[mixture] a schedule needs method = 'static', but it is {self.mixture.method!r}")
         if self.mixture.prior == "explicit":

@@ -23,8 +23,8 @@ def changed_keys(old: Config, new: Config) -> list[str]:
     """Returns the keys, as section.key, whose values differ and are used."""
     before, after = _flat(old), _flat(new)
     unused: set[str] = set()
-    if before["mixture.probe_budget"] and before["mixture.probe_budget"] == after["mixture.probe_budget"]:
-        unused |= {"mixture.every", "mixture.probe_tokens"}  # chosen by the budget
+    if before["mixture.probe_budget"] and after["mixture.probe_budget"]:
+        unused.add("mixture.every")  # chosen by the budget
     if before["examples.method"] == after["examples.method"] == "none":
         unused |= {key for key in before if key.startswith("examples.")}
     return [key for key in before if before[key] != after[key] and key not in unused]

@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multidds import Balancer, Budget, Mixture, Probes, Update, rewards
+from multidds import Balancer, Budget, Mixture, Probes, Update
 from multidds._base.errors import UserError
-from multidds.rewards import Cosine, MeanSlope, MovingAverage, Reward, StabilizedCosine
-from multidds.rules import RelevancePlan, Scorer
+from multidds.balancer.pace import Pace, pace_of
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Reward, Rule, Scorer, StabilizedCosine
 
 from ..batches.batch import Batch
-from ..batches.probe_batches import MixedSentences, probe_batches, sentence_losses, sentences_of
+from ..batches.probe_batches import ProbeSentences
 from ..batches.sentences import Sentences
-from ..common.processes import Processes
 from ..config.config import Config, MixtureSettings
 from ..runs.records import AlignmentFacts, Updated
-from .length import DEFAULT, UPDATES, in_parts, part_budget, planned_sentences, planned_steps, probe_shape
+from .schedule import planned_sentences, planned_steps
+
+DEFAULT = ("learned", "shuffled")  # methods with the default rule: itself, and its control
 
 
 def make_balancer(
@@ -33,52 +34,50 @@ def make_balancer(
     """Returns the balancer of a config; None if its mixture is static.
 
     loss: the mean loss per token of a probe batch, which comes in parts. train, dev: the sentences to probe.
-    With so many language pairs that the budget buys too few updates that probe all of them, each probes a part.
     """
     settings = config.mixture
     if settings.method == "static":
         return None
-    reward = _reward(settings)
-    _, tokens = probe_shape(settings)
-    size = 0  # sentences of a probe batch that mixes language pairs
-    if in_parts(config) and settings.method in DEFAULT:
-        reward = MeanSlope(sentence_losses(config))
-        size, tokens = sentences_of(train.values(), settings.probe_tokens), settings.probe_tokens
-
-    def source(data: Sentences) -> Any:
-        return MixedSentences(data, tokens, size) if size else probe_batches(data, tokens)
-
+    number, tokens = probe_shape(settings)
+    steps = max(1, round(planned_steps(config, train)))
+    average = 0 if config.train.average else None  # probes are at the averaged weights of training, if there are any
     try:
         return Balancer(
             mixture,
             model,
             loss,
-            train={name: source(train[other]) for name, other in _probed(config).items()},
-            dev={name: source(data) for name, data in dev.items()},
-            **_pace(config, train),
-            reward=reward,
+            train={name: ProbeSentences(train[other], tokens) for name, other in _probed(config).items()},
+            dev={name: ProbeSentences(data, tokens) for name, data in dev.items()},
+            steps=steps,
+            examples_per_step=planned_sentences(config, train) / steps,
+            every=_every(settings),
             rule=_rule(config),
             priority=priority,
+            # All processes draw the same, and the loss is local.
+            probes=Probes(batches=number, count="in all", split_work=True, average=average),
             seed=config.train.seed,
         )
     except ValueError as error:
         raise UserError(f"[mixture] {error}") from None
 
 
-def _pace(config: Config, train: Mapping[str, Sentences]) -> dict[str, Any]:
-    """Returns the arguments of the balancer for its pace and its probes."""
-    settings = config.mixture
-    average = 0 if config.train.average else None  # probes are at the averaged weights of training, if there are any
-    if in_parts(config):
-        budget = Budget(share=part_budget(settings, config.train.tokens / Processes().size))
-        return {"steps": UPDATES * settings.every, "every": budget, "probes": Probes(average=average)}
-    # All processes draw the same, and the loss is local.
-    probes = Probes(batches=probe_shape(settings)[0], count="in all", split_work=True, average=average)
-    if settings.prior != "planned":
-        return {"every": settings.every, "probes": probes}
-    steps = max(1, round(planned_steps(config, train)))
-    sentences = planned_sentences(config, train)
-    return {"every": settings.every, "steps": steps, "examples_per_step": sentences / steps, "probes": probes}
+def probe_shape(settings: MixtureSettings) -> tuple[int, int]:
+    """Returns (number, tokens) of the probe batches per set. The default rule cuts a single one into halves."""
+    if settings.method in DEFAULT and settings.probe_batches == 1:
+        return 2, max(1, settings.probe_tokens // 2)
+    return settings.probe_batches, settings.probe_tokens
+
+
+def planned_pace(config: Config, steps: float) -> Pace:
+    """Returns the updates of a training of so many steps. Their share is of the tokens of training."""
+    settings, pairs = config.mixture, len(config.data.names)
+    number, tokens = probe_shape(settings)
+    cost = tokens / config.train.tokens
+    return pace_of(pairs, pairs, _every(settings), max(1, round(steps)), number, _rule(config), cost)
+
+
+def _every(settings: MixtureSettings) -> int | Budget:
+    return Budget(share=settings.probe_budget) if settings.probe_budget else settings.every
 
 
 def _probed(config: Config) -> dict[str, str]:
@@ -91,26 +90,27 @@ def _probed(config: Config) -> dict[str, str]:
 
 
 def _reward(settings: MixtureSettings) -> Reward:
-    options: dict[str, Any] = {"ahead": settings.step_ahead or None, "table": settings.sketch or None}
+    ahead = settings.step_ahead or None
     if settings.method == "moving-average":
-        return MovingAverage(decay=settings.decay, **options)
-    return Cosine(**options) if settings.method == "multidds" else StabilizedCosine(**options)
+        return MovingAverage(decay=settings.decay)
+    return Cosine(ahead) if settings.method == "multidds" else StabilizedCosine(ahead)
 
 
-def _rule(config: Config) -> Scorer | RelevancePlan:
-    settings = config.mixture
+def _rule(config: Config) -> Rule:
+    settings, scorer = config.mixture, config.mixture.scorer
     if settings.method in DEFAULT:
         # A prior other than the plan, or the mixture that an earlier run has learned, is kept at the start.
-        plan = settings.prior == "planned" and not config.train.start_from and not in_parts(config)
+        plan = settings.prior == "planned" and not config.train.start_from
         return RelevancePlan(plan=plan, repetition=settings.repetition)
-    optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
-    scorer = settings.scorer
+    whole = settings.method == "moving-average" or settings.step_ahead  # neither has gradients for a table
     return Scorer(
+        reward=_reward(settings),
         lr=scorer.lr,
-        optimizer=optimizers[scorer.optimizer],
+        optimizer={"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[scorer.optimizer],
         inner_steps=scorer.inner_steps,
         rule=scorer.rule,
         floor=scorer.floor,
+        table=None if whole else settings.sketch or None,
     )
 
 
@@ -118,7 +118,7 @@ def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated
     aligned = None
     if (table := update.alignment) is not None:
         weights = torch.tensor([update.weights[name] for name in table.dev_names], dtype=torch.float64)
-        both = {"multidds": rewards.multidds(table, weights), "multidds-s": rewards.multidds_s(table, weights)}
+        both = {"multidds": table.multidds(weights), "multidds-s": table.multidds_s(weights)}
         aligned = AlignmentFacts(
             rewards={key: dict(zip(table.train_names, r.tolist(), strict=True)) for key, r in both.items()},
             cosines=[[round(c, 5) for c in row] for row in table.cosines().tolist()],

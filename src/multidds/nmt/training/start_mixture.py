@@ -11,7 +11,7 @@ from ..config.config import Config
 from ..runs.earlier_run import EarlierRun
 from ..runs.record_files import read_records
 from ..runs.records import Updated
-from .length import planned_sentences, planned_steps
+from .schedule import planned_sentences, planned_steps
 
 
 def prior_of(config: Config, data: Mapping[str, Sentences], earlier: EarlierRun | None = None) -> Mixture:

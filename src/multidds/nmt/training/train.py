@@ -21,7 +21,7 @@ from ..batches.pair_selection import Chances
 from ..batches.sentences import Sentences
 from ..batches.stream import Stream
 from ..common.processes import Processes
-from ..config.config import Config, read_run
+from ..config.config import Config
 from ..model.averaged_weights import AveragedWeights
 from ..model.device import compiler_errors, device_of
 from ..model.freed_memory import keep_freed_memory
@@ -36,8 +36,8 @@ from ..runs.records import AnyRecord, Started, Stepped, Validated
 from ..runs.run_folder import check_beside, check_run_folder, open_run
 from .balancing import make_balancer, record_of
 from .checkpoint_state import load, saved
-from .length import learning_rate, planned_steps, probe_share, within_budget
 from .progress import Display, Progress, RecentLosses, stop_signals
+from .schedule import learning_rate, planned_steps
 from .start_mixture import prior_of, schedule_of
 from .start_weights import load_start_weights
 from .validation import KINDS, MEASURES, Measured, is_better, measure
@@ -111,7 +111,7 @@ class Training:
         self.dev = {name: Sentences(prepared, name, "dev") for name in config.data.names}
         self.total = sum(len(sentences) for sentences in self.data.values())
         steps = planned_steps(config, self.data)
-        self.config = config = within_budget(config, steps, None if found is None else read_run(folder)[0])
+        self.config = config
         seed_all(config.train.seed, [self.device])
         self.model = make_model(config, self.vocabulary).to(self.device)
         if earlier is not None:
@@ -151,7 +151,7 @@ class Training:
             lines.append(f"going on after step {self.progress.step}{self.processes.instead_of(self.resumed_from)}")
         if self.balancer is not None:
             look = f"multidds report {self.folder} shows the updates"
-            self.balancer.log_start(look, write=lines.append, cost=probe_share(self.config))
+            self.balancer.log_start(look, write=lines.append)
         return lines
 
     def make_stream(self, chances: Chances | None) -> Stream:

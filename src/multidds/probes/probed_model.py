@@ -1,4 +1,4 @@
-"""Single gradients of datasets and dev sets, taken without leaving a trace in the model or in any random state."""
+"""A model whose gradients are taken without a trace in its parameters, gradients, buffers or any random state."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .._base.randomness import derive, preserved, seed_all
 from .._base.ranks import Ranks
 from ..gradients.parallel_models import layout_of, parameters_of, resharded, set_aside, unwrapped
+from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient, added, wide
 from .averaged_parameters import AveragedParameters
 
@@ -20,8 +21,8 @@ Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of 
 _KINDS = {"train": "dataset", "dev": "dev set"}  # by role
 
 
-class Prober:
-    """Takes gradients of one model's loss. All work happens inside `with prober.invisible():`."""
+class ProbedModel:
+    """One model and its loss. All work happens inside `with model.invisible():`."""
 
     def __init__(
         self,
@@ -61,6 +62,11 @@ class Prober:
         self.averaged: AveragedParameters | None = None
         if self._average:
             self.averaged = AveragedParameters(self.params, self.names, self.layout, self._average)
+
+    def average(self, step: int) -> None:
+        """Adds the parameters after an optimizer step to their average, if there is one."""
+        if self.averaged is not None:
+            self.averaged.update(step)
 
     def _trainable(self) -> dict[Tensor, str]:
         return {p: name for name, p in parameters_of(self.model).items() if p.requires_grad}
@@ -156,16 +162,15 @@ class Prober:
         batches: Iterable[Numbered],
         total: int,
         after_each: Callable[[int, Gradient], None] | None = None,
-        of: Loss | None = None,
     ) -> tuple[Gradient, float]:
         """The gradient of the mean loss over the `total` batches of all replicas, and that loss.
 
         batches: those of this replica, with their numbers. `key` is (role, name, number of the update): with the number
         of the batch it seeds what is random in the forward pass. `after_each` sees the number of each batch, and what
         this replica's batches up to it add to the mean; of a sharded model, whose gradients are the means over all
-        replicas, the number among this replica's. `of`: another loss than that of the role.
+        replicas, the number among this replica's.
         """
-        of = of or (self._dev_loss if key[0] == "dev" else self._loss)
+        of = self._dev_loss if key[0] == "dev" else self._loss
         narrow = any(wide(p.dtype) != p.dtype for p in self.params)
         total_gradient, losses, sharded = None, [], self.layout.sharded
         count = total / self.replicas.size
@@ -208,6 +213,16 @@ class Prober:
             return
         for sketch in sketches:
             self.layout.total(sketch)
+
+    def sketch(self, sketcher: Sketcher, gradient: Gradient) -> Tensor:
+        """Returns the sketch of what this rank holds of a gradient, where the gradient is."""
+        device = self.params[0].device
+        sketch = sketcher.new(wide(self.params[0].dtype), device)
+        for place, (name, g) in enumerate(zip(self.names, gradient, strict=True)):
+            if g is not None:
+                for start, part in self.layout.flat_slices(place, g.to(device)):
+                    sketcher.add(sketch, name, part, start)
+        return sketch
 
     def forward(
         self, key: tuple[str, str, int], batch: Any, function: Callable[[Any, Any], Tensor], number: int | None = None
