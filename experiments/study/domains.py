@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from domains_text import BY_HAND, ELSEWHERE, GOALS, REGIMES, WINDOW, Corpus, read_corpus
+from domains_text import ALIKE, BY_HAND, ELSEWHERE, GOALS, REGIMES, RENAMED, WINDOW, Corpus, read_corpus
 from results_file import add_run, read_runs
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -27,11 +27,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import multidds
 from multidds import Balancer, Budget, Mixture, MixtureSampler, Probes, batches_of
 from multidds.mixture import Replay
-from multidds.rewards import Cosine, FromTable, StabilizedCosine
-from multidds.rules import Scorer
+from multidds.rules import Cosine, RelevancePlan, Rule, Scorer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "rivals"))
-from rivals import Exp3, Exponentiated, inner_products, training_losses
+from rivals import Doge, MirrorAscent, OnlineDataMixing, constant
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 STEPS = dict.fromkeys(REGIMES, 800)  # 1.5, 1 and 10 passes over all data; less than one in the regimes with a goal
@@ -44,18 +43,31 @@ STATIC: dict[str, float] = {  # temperatures
     "uniform": math.inf,
 }
 SCHEDULED = ("proportional-to-uniform", "cooldown", "reverse-cooldown")
-PAPER: dict[str, dict[str, Any]] = {  # the paper's methods and other papers', by what differs from Balancer's defaults
-    "multidds-s": {"reward": StabilizedCosine()},
-    "multidds": {"reward": Cosine(ahead=0.001)},
-    # The control: equal rewards only drift from the prior to uniform.
-    "constant": {"reward": FromTable(lambda alignment, weights: torch.ones(len(alignment.train_names)), sketch=1)},
-    "doge": {"reward": FromTable(inner_products), "rule": Exponentiated()},
-    "odm": {"reward": FromTable(training_losses, sketch=1), "rule": Exp3()},
+_LR = 0.5  # of the paper's rule, as in experiments/demo/catalogues.toml
+RULES: dict[str, Rule] = {  # the paper's and other papers'
+    "multidds-s": Scorer(lr=_LR),
+    "multidds": Scorer(Cosine(ahead=0.001), lr=_LR),
+    "constant": Scorer(constant, lr=_LR),  # the control: equal rewards only drift from the prior to uniform
+    "doge": Doge(),
+    "odm": OnlineDataMixing(),
+    "mirror-ascent": MirrorAscent(),
+}
+STEP_SIZES: dict[str, tuple[str, tuple[float, ...]]] = {  # {rule: (setting, other values of it)}: METHOD@VALUE
+    "multidds-s": ("lr", (0.2, 1.0)),
+    "multidds": ("lr", (0.2, 1.0)),
+    "doge": ("lr", (0.1, 2.0)),
+    "odm": ("smoothing", (0.5, 0.98)),
+    "mirror-ascent": ("lr", (0.1, 1.0)),
+}
+RULES |= {
+    f"{name}@{value:g}": replace(RULES[name], **{setting: value})  # type: ignore[type-var]
+    for name, (setting, values) in STEP_SIZES.items()
+    for value in values
 }
 # The default, with 20 updates; as many as the default budget buys; the first with the probes of other datasets.
 OURS = ("learned", "learned-in-budget", "shuffled")
 HAND = tuple(f"by-hand-{number}" for number in range(1, 7))
-METHODS = (*STATIC, "unimax", "planned", *HAND, *SCHEDULED, *PAPER, "mirror-ascent", *OURS)
+METHODS = (*STATIC, "unimax", "planned", *HAND, *SCHEDULED, *RULES, *OURS)
 _LEFT_OUT = 1e-4  # share of what a mixture by hand leaves out
 
 
@@ -75,7 +87,6 @@ class Config:
     average: float = 0.98  # decay of the averaged weights, which are the ones that are scored
     updates: int = 20
     probe: int = 8  # windows of a probe batch; the default has two of each set
-    scorer_lr: float = 0.5  # of the paper's rule, as in experiments/demo/catalogues.toml
     curve: int = 4  # points
 
 
@@ -159,7 +170,7 @@ def prior(config: Config, sizes: Mapping[str, int]) -> Mixture:
         by_hand = BY_HAND[config.regime][HAND.index(config.method)]
         shares = {name: by_hand.get(name, _LEFT_OUT * sum(by_hand.values())) for name in sizes}
         return Mixture({name: share / sum(shares.values()) for name, share in shares.items()}, sizes)
-    return Mixture.temperature(sizes, {**STATIC, "cooldown": 5, "mirror-ascent": 3}.get(config.method, 1))
+    return Mixture.temperature(sizes, {**STATIC, "cooldown": 5}.get(config.method, 1))
 
 
 def schedule(config: Config, sizes: Mapping[str, int]) -> list[tuple[int, dict[str, float]]]:
@@ -178,13 +189,8 @@ def schedule(config: Config, sizes: Mapping[str, int]) -> list[tuple[int, dict[s
 
 def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus) -> Balancer:
     """model: where it probes."""
-    arguments: dict[str, Any] = {"probes": Probes(average=0)}  # the model is an average already, where one is wanted
-    if config.method in PAPER:
-        arguments |= {"rule": Scorer(lr=config.scorer_lr)} | PAPER[config.method]
-    if config.method == "mirror-ascent":
-        arguments |= {"rule": Exponentiated(lr=0.3, standardized=True), "probes": Probes(batches=2, average=0)}
-    if config.method in OURS:
-        arguments["probes"] = Probes(batches=2, average=0)
+    averaged = config.method in OURS
+    rule = RelevancePlan() if averaged else RULES[config.method]
     in_budget = config.method == "learned-in-budget"
     probe = config.batch // 2 if in_budget else config.probe
     probed = dict(corpus.train)
@@ -201,8 +207,9 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
         every=Budget() if in_budget else max(1, config.steps // config.updates),
         steps=config.steps,
         examples_per_step=config.batch,
+        rule=rule,
+        probes=Probes(batches=2 if averaged else 1, average=0),  # the model is an average already, where one is wanted
         seed=config.seed,
-        **arguments,
     )
 
 
@@ -240,8 +247,8 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
     sizes = {name: len(windows) for name, windows in corpus.train.items()}
     mixture = prior(config, sizes)
     history = schedule(config, sizes)
-    learned = config.method in (*PAPER, "mirror-ascent", *OURS)
-    place = averaged.module if config.method in ("mirror-ascent", *OURS) else model
+    learned = config.method in (*RULES, *OURS)
+    place = averaged.module if config.method in OURS else model
     mover = balancer(config, mixture, place, corpus) if learned else Replay(mixture, history)
     sampler = MixtureSampler(sizes, mixture, batch_size=config.batch, seed=config.seed)
     windows = torch.cat([corpus.train[name] for name in sizes])
@@ -291,11 +298,15 @@ def run(config: Config, corpus: Corpus, say: Callable[[str], None] = print) -> d
 
 def with_goal(corpus: Corpus, regime: str) -> Corpus:
     """Returns the corpus with the dev and test sets that count in a regime, and the training text that it has."""
+    if regime == "alike":
+        ((_, text),) = corpus.train.items()
+        return replace(corpus, train={f"part-{i + 1}": text[i::ALIKE] for i in range(ALIKE)})
     if regime not in GOALS:
         return corpus
     goal = GOALS[regime]
     train = {name: text for name, text in corpus.train.items() if regime not in ELSEWHERE or name != goal}
-    return replace(corpus, train=train, dev={goal: corpus.dev[goal]}, test={goal: corpus.test[goal]})
+    name = RENAMED.get(regime, goal)
+    return replace(corpus, train=train, dev={name: corpus.dev[goal]}, test={name: corpus.test[goal]})
 
 
 def commit(folder: Path) -> str:

@@ -31,11 +31,15 @@ _MANY = {
     "fortran": 24,
 }
 _GOAL = {"cpp": 8000, "python": 6000, "hashes": 4000, "docstrings": 2500, "tables": 900, "readme": 300, "manual": 100}
-GOALS = {"goal": "manual", "goal-elsewhere": "manual"}  # regimes of which one dev set counts, and no other
+ALIKE = 6  # random parts of one corpus, as datasets
+GOALS = {"goal": "manual", "goal-elsewhere": "manual", "goal-renamed": "manual"}  # regimes in which one dev set counts
+RENAMED = {"goal-renamed": "wanted"}  # the name of its dev set, if it is not that of its dataset
 ELSEWHERE = {"goal-elsewhere"}  # of which the goal has no training text
 REGIMES = {
     "goal": _GOAL,
     "goal-elsewhere": _GOAL,
+    "goal-renamed": _GOAL,
+    "alike": {"python": 6000},
     "under-trained": _MANY,
     "unwanted": _MANY | {"hashes": 2400},
     "data-limited": {

@@ -217,7 +217,7 @@ class Probe:
         def after_each(number: int, gradient: Gradient) -> None:
             part = number % count
             others = [each for place, each in enumerate(sums) if place != part]
-            sums[part] = self.model.sketch(sketcher, gradient) - torch.stack(others).sum(0)  # sketches are linear
+            sums[part] = self.model.sketch(sketcher, gradient) - sum(others, blank)  # sketches are linear
 
         def visit(role: str, name: str) -> None:
             own = [each.clone() for each in sums]
