@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .._base.checks import check_names
@@ -459,10 +458,10 @@ class Probe:
     def _batches_of_part(self, part: int) -> int:
         return (self.divided - part + self.parts - 1) // self.parts
 
-    def _without_parts(self) -> frozenset[str]:
-        """Returns the sets with too few examples for parts, so that what they add to the noise is unknown."""
-        opened = [item for by_name in self._opened.values() for item in by_name.items()]
-        return frozenset(name for name, source in opened if source.most_parts < self.parts)
+    def _without_parts(self) -> frozenset[tuple[str, str]]:
+        """Returns (role, name) of the sets with too few examples for parts: what they add to the noise is unknown."""
+        opened = [(role, *item) for role, by_name in self._opened.items() for item in by_name.items()]
+        return frozenset((role, name) for role, name, source in opened if source.most_parts < self.parts)
 
     def divide(self, most: int) -> None:
         """Divides the batches of a set into at most so many parts, as many as all sets with two or more can have."""

@@ -37,7 +37,7 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
     by_dev, by_both: [part, dev, train], the same of d_k, with t_i; of d_k, with that of t_i.
     own_train: [part, train], the same of t_i with t_i. own_dev: [part, dev, dev], the same of d_k with d_l.
     dev_noise: [dev], the part of |d_k|^2 that is noise, on average.
-    unknown: the dev sets and datasets with too few examples for parts: what they add to the noise is unknown.
+    unknown: (role, name) of the sets with too few examples for parts: what they add to the noise is unknown.
 
     As a mapping it is {dev set: {dataset: (cosine, its standard error)}}; an unknown error is NaN. As a string it lists
     the datasets of each dev set, the best first.
@@ -56,7 +56,7 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
     own_train: Tensor | None = None
     own_dev: Tensor | None = None
     dev_noise: Tensor | None = None
-    unknown: frozenset[str] = frozenset()
+    unknown: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def dev_norms(self) -> Tensor:
@@ -96,8 +96,8 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
         if not parts:
             return torch.full_like(self.dev_train, math.nan)
         variance = _variance(parts)
-        variance[[name in self.unknown for name in self.dev_names]] = math.nan
-        variance[:, [name in self.unknown for name in self.train_names]] = math.nan
+        variance[[("dev", name) in self.unknown for name in self.dev_names]] = math.nan
+        variance[:, [("train", name) in self.unknown for name in self.train_names]] = math.nan
         room = (1 - self.cosines() ** 2).clamp(min=1e-6)  # the variance of a cosine of 1 is 0
         pooled = room * (variance / room).nanmean(dim=1, keepdim=True)
         own = 2.0 * (len(parts[0]) - 1)  # degrees of freedom
@@ -115,17 +115,17 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
     def mean_cosines(self, weights: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         """Returns the mean cosine of each dataset with the dev sets and its standard error. weights: {dev set: w}.
 
-        The noise that all datasets have in common is left out, since it moves no mixture.
+        The noise that all datasets have in common is left out, since it moves no mixture. So are unknown errors.
         """
         w = torch.tensor([weights[name] for name in self.dev_names], dtype=torch.float64)
-
         n = len(self.train_names)
         means = dict(zip(self.train_names, self.multidds_s(w).tolist(), strict=True))
         moved = [torch.einsum("k,pki->pi", w, part) for part in self.influences()]
-        if not moved:
+        if not moved or any(weights[name] and ("dev", name) in self.unknown for name in self.dev_names):
             return means, {}
         variance = _variance([part - part.mean(dim=1, keepdim=True) for part in moved]) * (n / max(n - 1, 1))
-        return means, dict(zip(self.train_names, variance.sqrt().tolist(), strict=True))
+        errors = zip(self.train_names, variance.sqrt().tolist(), strict=True)
+        return means, {name: error for name, error in errors if ("train", name) not in self.unknown}
 
     def worth_terms(self) -> dict[str, tuple[float, float]]:
         """Returns {dataset: (t_i . d_k, |d_k|^2 less its noise)} with the dev set k of the dataset's name.
@@ -135,7 +135,8 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
         """
         if self.dev_noise is None:
             return {}
-        names = [name for name in self.train_names if name in self.dev_names and name not in self.unknown]
+        unknown = {name for _, name in self.unknown}
+        names = [name for name in self.train_names if name in self.dev_names and name not in unknown]
         places = {name: (self.dev_names.index(name), self.train_names.index(name)) for name in names}
         fresh = (self.dev_dev.diagonal() - self.dev_noise).tolist()
         return {name: (float(self.dev_train[k, i]), fresh[k]) for name, (k, i) in places.items()}
@@ -157,7 +158,6 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
     def joint(self, name: str, weights: Mapping[str, float]) -> "Table":
         """Returns the table of one row: the cosines with sum_k w_k d_k / |d_k|. weights: {dev set: w}."""
         w = torch.tensor([weights[dev] for dev in self.dev_names], dtype=torch.float64)
-
         unit = _divided(w, self.dev_norms)
         own_dev = self.own_dev
         return Table(
@@ -171,7 +171,7 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
             by_both=None if self.by_both is None else torch.einsum("k,pki->pi", unit, self.by_both)[:, None],
             own_train=self.own_train,
             own_dev=None if own_dev is None else torch.einsum("k,pkl,l->p", unit, own_dev, unit)[:, None, None],
-            unknown=self.unknown & set(self.train_names),
+            unknown=frozenset(key for key in self.unknown if key[0] == "train"),
         )
 
     @cached_property
