@@ -10,23 +10,23 @@ from safetensors.torch import load, save
 from toys import batches, loss, mlp
 
 from multidds import Balancer, Mixture
-from multidds.rewards import MovingAverage
-from multidds.rules import Scorer
+from multidds.rules import MovingAverage, RelevancePlan, Scorer
 
-GROUPS = {"mixture", "reward", "train_loss", "dev_loss", "dev_weight", "noise", "balance", "passes"}
+GROUPS = {"mixture", "reward", "train_loss", "dev_loss", "dev_weight", "noise", "worth", "balance", "passes"}
 
 
 def balancer_of(names, **options):
     return Balancer(
-        Mixture.uniform(names), mlp(), loss, train=batches(names), dev=batches(names, seed=1), every=1, **options
+        Mixture.uniform(names), mlp(), loss, train=batches(names, 2), dev=batches(names, 2, seed=1), every=1, **options
     )
 
 
+@pytest.mark.parametrize("rule", [RelevancePlan(), Scorer(MovingAverage(), lr=1.0)])
 @settings(max_examples=15)
-@given(st.lists(st.text(min_size=1), min_size=1, max_size=4, unique=True))
+@given(names=st.lists(st.text(min_size=1), min_size=1, max_size=4, unique=True))
 @pytest.mark.slow
-def test_an_update_and_its_state_take_any_names(names):
-    balancer, other = (balancer_of(names, reward=MovingAverage(), rule=Scorer(lr=1.0)) for _ in range(2))
+def test_an_update_and_its_state_take_any_names(rule, names):
+    balancer, other = (balancer_of(names, rule=rule) for _ in range(2))
     balancer.step()
     state = balancer.state_dict()
     tensors = load(save(state.pop("tensors")))

@@ -5,20 +5,30 @@ import re
 
 import pytest
 from torch import nn
-from toy_balancers import MANY, NAMES, SIZES, balancer_of, many, many_sources
-from toys import batches, dataset, losses
+from toy_balancers import NAMES, SIZES, balancer_of, many
+from toys import batches
 
 from multidds import Balancer, Limits, Mixture, Probes, batches_of
-from multidds.rewards import Cosine, MeanSlope, MovingAverage
-from multidds.rules import RelevancePlan, Scorer
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Scorer
 
 PRIOR = Mixture.proportional(SIZES)
 
 
-def test_there_are_fifteen_arguments():
-    assert len(inspect.signature(Balancer).parameters) == 15
+def test_there_are_thirteen_arguments():
+    assert len(inspect.signature(Balancer).parameters) == 13
     with pytest.raises(TypeError, match="scorer"):
         balancer_of(scorer=Scorer())
+
+
+@pytest.mark.parametrize(
+    ("removed", "instead"),
+    [({"reward": "multidds-s"}, r"rule=Scorer\(reward="), ({"groups": {"a": "g"}}, r"limits=Limits\(groups=")],
+)
+def test_a_removed_argument_is_refused_with_what_replaces_it(removed, instead):
+    (name,) = removed
+    with pytest.raises(TypeError, match=f"^Balancer: {name}= .*{instead}") as error:
+        balancer_of(**removed)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +47,9 @@ def test_there_are_fifteen_arguments():
         ({"steps": 0}, "steps.* 0"),
         ({"examples_per_step": 0}, "examples_per_step.* 0"),
         ({"examples_per_step": "4"}, "examples_per_step.*'4'"),
-        ({"reward": "multidds-s"}, "reward.*'multidds-s'"),
-        ({"reward": Cosine}, "reward.*Cosine"),
-        ({"rule": "anchored"}, "rule.*'anchored'"),
+        ({"rule": "multidds-s"}, r"rule=paper\('multidds-s'\)"),
+        ({"rule": Cosine()}, "rule.*Cosine"),
+        ({"rule": RelevancePlan(), "probes": Probes(batches=1)}, "batches=2"),
         ({"rule": nn.Linear(1, 1)}, "rule.*Linear"),
         ({"rule": Scorer(floor=9.0)}, r"floor 9\.0"),
         ({"priority": "lowest"}, "priority.*'lowest'"),
@@ -47,11 +57,9 @@ def test_there_are_fifteen_arguments():
         ({"limits": Limits(max_passes=4.0)}, "max_passes.*draws, steps"),
         ({"limits": Limits(max_passes={"d": 1.0}), "steps": 1, "examples_per_step": 1.0}, "max_passes: 'd'"),
         ({"limits": Limits(bounds={"g": (0, 0.5)})}, "bounds: 'g'"),
-        ({"groups": {"a": "g"}, "limits": Limits(bounds={"h": (0, 0.5)})}, "bounds: 'h'"),
-        ({"groups": {"nobody": "g"}}, "groups: 'nobody'"),
-        ({"groups": {"a": 3}}, "groups.*'a' is in 3"),
-        ({"groups": {"a": ""}}, "groups.*'a' is in ''"),
-        ({"groups": {"a": "b"}}, "group of 'a' is called 'b'"),
+        ({"limits": Limits(bounds={"h": (0, 0.5)}, groups={"a": "g"})}, "bounds: 'h'"),
+        ({"limits": Limits(groups={"nobody": "g"})}, "groups: 'nobody'"),
+        ({"limits": Limits(groups={"a": "b"})}, "the group 'b'"),
         ({"probes": Probes(params=nn.Linear(1, 1).parameters())}, "params"),
         ({"seed": "x"}, "seed.*'x'"),
     ],
@@ -64,20 +72,20 @@ def test_an_argument_that_cannot_be_is_refused_by_name(change, message):
 def test_a_mixture_that_another_training_has_learned_is_noticed(caplog):
     mixture = Mixture.proportional(SIZES)
     first = balancer_of(mixture=mixture)
-    assert "another balancer" not in caplog.text
+    assert "already learned" not in caplog.text
     first.update()
     balancer_of(mixture=Mixture(mixture.probabilities))  # on purpose: the result of the first as the prior
-    assert "another balancer" not in caplog.text
+    assert "already learned" not in caplog.text
     share = f"c {100 * mixture['c']:.0f}%"
     second = balancer_of(mixture=mixture)
-    assert re.search(f"another balancer .*{share}.* new Mixture", caplog.text)
+    assert re.search(f"already learned .*{share}.* new Mixture", caplog.text)
     caplog.clear()
     mixture.move(PRIOR.probabilities)
     balancer_of(mixture=mixture)
-    assert "another balancer" not in caplog.text
+    assert "already learned" not in caplog.text
     second.load_state_dict(first.state_dict())
     balancer_of(mixture=mixture)
-    assert "another balancer" in caplog.text
+    assert "already learned" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -90,21 +98,24 @@ def test_a_mixture_that_another_training_has_learned_is_noticed(caplog):
 )
 def test_bounds_of_groups_that_no_mixture_keeps_are_refused(groups, bounds, message):
     with pytest.raises(ValueError, match=message):
-        balancer_of(groups=groups, limits=Limits(bounds=bounds))
-
-
-@pytest.mark.parametrize("source", [[0], batches_of(dataset(30), 5)])
-def test_sources_that_cannot_be_mixed_are_refused_by_name(source):
-    train, dev = many_sources()
-    with pytest.raises(ValueError, match="train 'd07'"):
-        balancer_of(None, train | {"d07": source}, dev, Mixture.uniform(MANY), reward=MeanSlope(losses))
+        balancer_of(limits=Limits(bounds=bounds, groups=groups))
 
 
 def test_settings_are_shared_and_a_refused_argument_moves_no_mixture():
     mixture = Mixture.uniform({"a": 10, "b": 300, "c": 600})
     before = mixture.state_dict()
-    options = {"dev": batches(NAMES), "steps": 10, "examples_per_step": 30, "rule": RelevancePlan(), "mixture": mixture}
-    for bad in ({"limits": Limits(bounds={"q": (0, 1)})}, {"priority": {"q": 1}}, {"groups": {"q": "g"}}):
+    options = {
+        "dev": batches(NAMES, 2),
+        "steps": 10,
+        "examples_per_step": 30,
+        "rule": RelevancePlan(),
+        "mixture": mixture,
+    }
+    for bad in (
+        {"limits": Limits(bounds={"q": (0, 1)})},
+        {"priority": {"q": 1}},
+        {"limits": Limits(groups={"q": "g"})},
+    ):
         with pytest.raises(ValueError, match="'q'"):
             balancer_of(**options, **bad)
     assert mixture.state_dict() == before
@@ -116,8 +127,8 @@ def test_settings_are_shared_and_a_refused_argument_moves_no_mixture():
 def test_the_memory_of_moving_averages_is_logged(caplog):
     balancer_of()
     assert caplog.text == ""
-    balancer_of(reward=MovingAverage())
+    balancer_of(rule=Scorer(MovingAverage()))
     assert "3 gradients in memory (1.03 kB)" in caplog.text
     caplog.clear()
-    many(reward=MovingAverage())
+    many(rule=Scorer(MovingAverage()))
     assert "40 gradients in memory (13.8 kB)" in caplog.text

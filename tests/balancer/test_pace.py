@@ -4,18 +4,16 @@ import math
 
 import pytest
 from toy_balancers import MANY, MANY_DEV, many
-from toys import losses
 
-from multidds import Budget, Probes
+from multidds import Budget
 from multidds.balancer.pace import MIN_SETS, pace_of
-from multidds.rewards import Cosine, MeanSlope, MovingAverage
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Scorer, paper
 
 HOLDS = "a budget holds at any number of datasets; few datasets are probed whole"
 
 
-def pace(datasets=3, dev_sets=3, every=Budget(), steps=None, batches=None, **needs):  # noqa: B008
-    needs = {"halves": True, "ahead": False, "needs_all": False, "mixed": None, **needs}
-    return pace_of(datasets, dev_sets, every, steps, batches, **needs)
+def pace(datasets=3, dev_sets=3, every=Budget(), steps=None, batches=None, rule=RelevancePlan(), cost=1.0):  # noqa: B008
+    return pace_of(datasets, dev_sets, every, steps, batches, rule, cost)
 
 
 @pytest.mark.parametrize("word", ["share", "at_most"])
@@ -32,7 +30,7 @@ def test_a_share_that_buys_nothing_or_too_much_is_refused(word, share):
         ({"steps": 300_000}, 2400, 8, 125),  # more than 8 batches would not be better
         ({"steps": 30_000, "batches": 4}, 1200, 4, 25),
         ({"steps": 30_000, "every": Budget(0.2)}, 240, 8, 125),
-        ({"steps": 30_000, "ahead": True}, 1200, 2, 25),  # 3 + 3 * 3 gradients
+        ({"steps": 30_000, "rule": Scorer(Cosine(ahead=0.1))}, 1200, 2, 25),  # 3 + 3 * 3 gradients
         ({}, 600, 2, math.inf),
         ({"steps": 2000}, 181, 2, 11),  # a short training makes at least ten, the last of them before its end
         ({"steps": 400}, 80, 2, 5),  # as far as 15% of it buys them
@@ -42,7 +40,7 @@ def test_a_share_that_buys_nothing_or_too_much_is_refused(word, share):
         ({"steps": 400, "every": Budget(at_least=3)}, 100, 2, 4),
         ({"steps": 400, "every": Budget(at_most=0.5)}, 36, 2, 11),
         ({"every": 7, "steps": 70}, 7, 2, 10),
-        ({"every": 7, "halves": False}, 7, 1, math.inf),
+        ({"every": 7, "rule": paper()}, 7, 1, math.inf),
         ({"every": 7, "batches": 3}, 7, 3, math.inf),
     ],
 )
@@ -55,20 +53,17 @@ def test_a_budget_buys_updates_and_batches(options, every, batches, updates):
 @pytest.mark.parametrize(("datasets", "dev_sets"), [(10_000, 10_000), (10_000, 1), (8, 5000), (100, 100)])
 @pytest.mark.parametrize("steps", [None, 1000, 100_000, 10_000_000])
 def test_the_budget_holds_at_any_number_of_datasets(datasets, dev_sets, steps):
-    by_gradients, by_slopes = (pace(datasets, dev_sets, steps=steps, mixed=mixed) for mixed in (None, 64))
-    for found in (by_gradients, by_slopes):
-        assert found.share <= (0.02 if found.updates >= 10 or found.mixed else 0.15)  # of a short training, more
-        if found.part is not None:
-            assert found.part[0] <= datasets
-            assert found.part[1] <= dev_sets
-        if steps == 10_000_000 and datasets == dev_sets == 10_000:
-            assert found.updates == pytest.approx(50, abs=1)
-    assert sum(by_slopes.mixed) == by_slopes.passes
-    if by_gradients.part is not None:
-        assert sum(by_gradients.part) * 2 == by_gradients.passes
-        assert sum(by_gradients.part) >= MIN_SETS
-    else:
-        assert by_gradients.updates >= 10
+    found = pace(datasets, dev_sets, steps=steps)
+    assert found.share <= (0.02 if found.updates >= 10 else 0.15)  # of a short training, more
+    if steps == 10_000_000 and datasets == dev_sets == 10_000:
+        assert found.updates == pytest.approx(50, abs=1)
+    if found.part is None:
+        assert found.updates >= 10
+        return
+    assert found.part[0] <= datasets
+    assert found.part[1] <= dev_sets
+    assert sum(found.part) * 2 == found.passes
+    assert sum(found.part) >= MIN_SETS
 
 
 @pytest.mark.claim("The method", HOLDS)
@@ -89,7 +84,8 @@ def test_a_budget_that_does_not_is_spent_on_a_part():
     for _ in range(3):
         update = balancer.update()
         assert len(update.probed) == len(update.dev_losses) == 16
-        assert set(update.rewards) == set(update.noise) == set(update.mixture) == set(MANY)
+        assert set(update.rewards) == set(update.noise) == set(update.probed)
+        assert set(update.mixture) == set(MANY)
         seen |= set(update.probed)
     assert seen == set(MANY)
 
@@ -101,21 +97,10 @@ def test_a_budget_that_does_not_is_spent_on_a_part():
         ({"every": 3}, 40),  # which is as the user says
         ({"steps": None, "every": Budget(0.02)}, 40),  # every 7,000 steps
         ({"steps": None, "every": Budget(0.005)}, 16),
-        ({"reward": Cosine(ahead=0.1)}, 40),
-        ({"reward": Cosine(table=64)}, 40),
-        ({"reward": MovingAverage()}, 40),
-        ({"reward": MeanSlope(losses)}, 22),  # two examples of each: 11 of 16 batches are for datasets
-        ({"reward": MeanSlope(losses), "every": 3, "steps": None}, 28),  # 14 of 20 batches, as of the default budget
+        ({"rule": Scorer(Cosine(ahead=0.1))}, 40),
+        ({"rule": Scorer(table=64)}, 40),
+        ({"rule": Scorer(MovingAverage())}, 40),
     ],
 )
 def test_a_part_is_probed_if_everything_is_too_much_and_not_needed(options, probed):
     assert len(many(**options).update().probed) == probed
-
-
-def test_with_another_dev_loss_mixed_batches_probe_fewer_dev_sets():
-    reward = MeanSlope(losses)
-    plain, other = (
-        many(reward=reward, probes=Probes(dev_loss=of)).update() for of in (None, lambda m, b: m(b[0]).sum())
-    )
-    assert len(plain.dev_losses) == 20
-    assert len(other.dev_losses) == 5  # one gradient each

@@ -1,4 +1,4 @@
-"""The line about a training that begins: what is planned, what it costs, what cannot work and what to set."""
+"""The line about a training that begins or is resumed, warnings with what to set, and details on demand."""
 
 import logging
 import re
@@ -8,41 +8,59 @@ from torch.utils.data import DataLoader
 from toy_balancers import NAMES, SIZES, balancer_of, many
 from toys import batches, dataset, loss, mlp
 
-from multidds import Balancer, Budget, Mixture, Probes, batches_of
-from multidds.rules import RelevancePlan, Scorer
+from multidds import Balancer, Budget, Mixture, batches_of
+from multidds.rules import RelevancePlan, Scorer, paper
 
 PLANNED = {"rule": RelevancePlan(), "every": Budget(), "steps": 2000, "examples_per_step": 4}
 
 
 @pytest.fixture
 def start(caplog):
-    """balancer -> (level, line) of its start; nothing else is logged."""
+    """balancer -> (line of its start, warnings before it); nothing else is logged."""
 
-    def line_of(balancer):
+    def of(balancer):
         caplog.clear()
         with caplog.at_level(logging.INFO, "multidds"):
             balancer.log_start()
-        (record,) = caplog.records
-        assert record.name == "multidds"
-        assert "\n" not in record.getMessage()
-        return record.levelname, record.getMessage()
+        *warnings, line = caplog.records
+        assert line.levelname == "INFO"
+        assert {record.levelname for record in warnings} <= {"WARNING"}
+        for record in caplog.records:
+            assert record.name == "multidds"
+            assert record.getMessage().isprintable()
+        return line.getMessage(), "; ".join(record.getMessage() for record in warnings)
 
-    return line_of
+    return of
 
 
-def test_plan_passes_updates_cost_and_memory_are_in_one_line(start):
-    level, line = start(balancer := balancer_of(dev=batches(NAMES, 4), **PLANNED))
-    assert level == "INFO"
-    shares = {name: f"{100 * share:.0f}%" for name, share in balancer.mixture.probabilities.items()}
-    passes = {name: balancer.mixture[name] * 8000 / SIZES[name] for name in NAMES}
-    assert (
-        f"plan for 2,000 steps: c {shares['c']} ({passes['c']:.0f} passes), b {shares['b']} ({passes['b']:.0f})" in line
+def test_shares_passes_updates_and_cost_are_in_one_short_line(start):
+    line, warned = start(balancer := balancer_of(dev=batches(NAMES, 4), **PLANNED))
+    mixture = balancer.mixture
+    assert line == (
+        f"Balancer: plan: c {100 * mixture['c']:.0f}% ({mixture['c'] * 8000 / SIZES['c']:.0f} passes), "
+        f"b {100 * mixture['b']:.0f}%, a {100 * mixture['a']:.0f}%"
+        " · 11 updates, about 7% of the time · updates are in balancer.history."
     )
-    assert "a dev set for each dataset" in line
-    assert f"; 11 updates, one every {balancer.every} steps, about 7% of the time; " in line
-    assert "averaged over 40 steps (344 bytes)" in line
-    assert "tables of 25.2 MB" in line  # 2 halves of 6 sets in 2**18 numbers of 8 bytes
-    assert "multidds report" in line
+    assert warned == ""
+
+
+def test_the_rest_is_printed_on_demand_and_logged_in_detail(caplog):
+    balancer = balancer_of(dev=batches(NAMES, 4), priority={"a": 3.0, "b": 1.0}, **PLANNED)
+    text = str(balancer)
+    assert text.startswith(repr(balancer))
+    for name in NAMES:
+        assert f"  {name} {100 * balancer.mixture[name]:.0f}%, " in text
+    assert "dev sets:\n  a 75%\n  b 25%\n  c 0%\n" in text
+    assert f"an update every {balancer.every} steps: 2 probe batches of each set, about 7% of the time" in text
+    assert "344 bytes for averaged parameters" in text
+    assert "25.2 MB for tables" in text  # 2 parts of 6 sets in 2**18 numbers of 8 bytes
+    with caplog.at_level(logging.DEBUG, "multidds"):
+        balancer.log_start()
+    assert caplog.records[-1].levelname == "DEBUG"
+    assert "probe batches of each set" in caplog.records[-1].getMessage()
+    without = str(balancer_of(rule=paper()))
+    assert "averaged parameters" not in without
+    assert "tables" not in without
 
 
 def test_it_is_logged_once_when_training_begins(caplog):
@@ -50,122 +68,128 @@ def test_it_is_logged_once_when_training_begins(caplog):
     with caplog.at_level(logging.INFO, "multidds"):
         assert caplog.text == ""
         balancer.step()
-        assert caplog.text.count("plan for") == 1
+        assert caplog.text.count("plan: ") == 1
         balancer.step()
         balancer.log_start()
-    assert caplog.text.count("plan for") == 1
+    assert caplog.text.count("plan: ") == 1
 
 
-def test_a_resumed_training_says_where_it_is(start):
-    first, second = (balancer_of(dev=batches(NAMES, 4), **PLANNED) for _ in range(2))
-    for _ in range(first.every):
+@pytest.mark.parametrize("rule", [RelevancePlan(), paper()])
+def test_a_resumed_training_says_where_it_is(start, rule):
+    options = PLANNED | {"rule": rule, "every": Budget(at_most=0.02)}
+    first, second = (balancer_of(dev=batches(NAMES, 4), **options) for _ in range(2))
+    updates = 2000 // first.every
+    for _ in range(first.every + 1):
         first.step()
     second.load_state_dict(first.state_dict())
-    _, line = start(second)
+    line, warned = start(second)
     name, share = max(first.mixture.probabilities.items(), key=lambda item: item[1])
-    assert f"resumed after step {first.every}; mixture: {name} {100 * share:.0f}%," in line
-    assert "plan for" not in line
-    assert "; 10 updates, " in line  # eleven in all
+    assert line.startswith(f"Balancer: resumed at step {first.every + 1:,}; {name} {100 * share:.0f}%, ")
+    assert line.endswith(f"; {updates - 1} updates to come.")
+    assert warned == ""  # which were given when it began
 
 
-def test_the_goals_of_a_priority_are_named(start):
-    _, line = start(balancer_of(dev=batches(NAMES, 4), priority={"a": 3.0, "b": 1.0}, **PLANNED))
-    assert "; by priority for a 75%, b 25%; " in line
+def test_a_resumed_training_of_unknown_length_counts_no_updates(start):
+    first, second = (balancer_of(every=7) for _ in range(2))
+    first.step()
+    second.load_state_dict(first.state_dict())
+    assert start(second)[0] == "Balancer: resumed at step 1; c 60%, b 30%, a 10%."
 
 
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        (["examples_per_step"], "no plan: examples_per_step is needed"),
-        (["steps"], "no plan: steps are needed"),
-        (["sizes"], r"no plan: sizes .* are needed"),
-        (["sizes", "examples_per_step"], r"no plan: sizes .* and examples_per_step are needed"),
+        (["examples_per_step"], "no plan, because examples_per_step is not known"),
+        (["steps"], "no plan, because steps are not known"),
+        (["sizes"], "no plan, because sizes .* are not known"),
+        (["sizes", "examples_per_step"], "no plan, because sizes .* and examples_per_step are not known"),
     ],
 )
 def test_a_plan_that_is_not_made_is_a_warning_with_what_to_set(start, missing, words):
     mixture = Mixture.uniform(NAMES) if "sizes" in missing else None
-    level, line = start(balancer_of(**PLANNED | dict.fromkeys(set(missing) - {"sizes"}), mixture=mixture))
-    assert level == "WARNING"
-    assert re.search(words, line)
-    assert "plan for" not in line
+    line, warned = start(balancer_of(**PLANNED | dict.fromkeys(set(missing) - {"sizes"}), mixture=mixture))
+    assert re.search(words, warned)
+    assert line.startswith("Balancer: mixture: ")
 
 
-@pytest.mark.parametrize("rule", [Scorer(), RelevancePlan(plan=False)])
+@pytest.mark.parametrize("rule", [Scorer(), RelevancePlan(plan=False), RelevancePlan(move=False)])
 def test_a_rule_that_makes_no_plan_misses_none(start, rule):
-    level, line = start(balancer_of(rule=rule, every=7))
-    assert level == "INFO"
-    assert "mixture: c 60%, b 30%, a 10%; dev sets: x, y, z; an update every 7 steps" in line
+    line, warned = start(balancer_of(rule=rule, every=7))
+    assert line.startswith("Balancer: mixture: c 60%, b 30%, a 10% · an update every 7 steps, ")
+    assert warned == ""
 
 
 @pytest.mark.parametrize(
-    ("every", "steps", "numbers"),
+    ("every", "steps", "words"),
     [
-        (500, 500, "500 steps have 1 update .*last step.*every=500; set every=25 for 20"),
-        (300, 1000, "1,000 steps have 3 updates with every=300; set every=50 for 20"),
+        (500, 500, "500 steps have 1 update, .*Set every=45 for 11"),
+        (300, 1000, "1,000 steps have 3 updates, .*Set every=90 for 11"),
         (Budget(), 2000, None),
-        (Budget(at_most=0.02), 2000, r"2,000 steps have 3 updates within Budget\(.*\); 10 need .*at_most=0.066"),
-        (Budget(), 100, r"100 steps have 1 update .*at_most=1\.3"),
-        (Budget(), 50, r"nothing is learned: 50 steps have 0 updates .*at_most=2\.6"),
+        (Budget(at_most=0.02), 2000, r"2,000 steps have 3 updates, .*at_most=0\.07\) for 10"),
+        (Budget(), 100, r"100 steps have 1 update, .*10 would take 133% of the time"),
+        (Budget(), 50, "50 steps have 0 updates, .*10 would take 300% of the time"),
         (Budget(), 200_000, None),
     ],
 )
-def test_too_few_updates_are_said_with_what_to_set(start, every, steps, numbers):
+def test_too_few_updates_are_said_with_what_to_set(start, every, steps, words):
     balancer = balancer_of(**PLANNED | {"every": every, "steps": steps})
-    level, line = start(balancer)
-    assert level == ("WARNING" if numbers and isinstance(every, Budget) else "INFO")  # a number is the user's choice
-    assert re.search(numbers, line) if numbers else "steps have" not in line
+    line, warned = start(balancer)
+    assert re.search(words, warned) if words else warned == ""
+    assert ("no update, so nothing is learned" in line) == (steps == 50)
     if steps == 50:
         assert not any(balancer.step() for _ in range(steps))
 
 
+@pytest.mark.parametrize(("every", "steps"), [(500, 500), (Budget(at_most=0.02), 2000)])
+def test_what_a_warning_says_to_set_ends_it(start, every, steps):
+    _, warned = start(balancer_of(**PLANNED | {"every": every, "steps": steps}))
+    setting = re.search(r"Set every=(.*) for (\d+)", warned)
+    line, warned = start(balancer_of(**PLANNED | {"every": eval(setting[1]), "steps": steps}))
+    assert int(re.search(r"(\d+) updates", line)[1]) >= int(setting[2])
+    assert warned == ""
+
+
 def test_of_many_datasets_the_largest_are_named(start):
-    _, line = start(many())
-    assert "d05 2%, and 34 more; dev sets: k00" in line
-    assert "k05, and 24 more" in line
-    assert "12 updates, one every 160 steps, of 16 datasets and 16 dev sets at a time, about 40% of the time" in line
-    assert len(line) < 700
+    line, _ = start(balancer := many())
+    assert "d02 2%, 37 more · 12 updates, about 40% of the time" in line
+    assert len(line) < 160
+    part = "an update every 160 steps, of 16 datasets and 16 dev sets at a time: 2 probe batches of each set"
+    assert part in str(balancer)
 
 
-def test_a_dev_set_that_is_a_training_set_is_said(start):
+def test_a_dev_set_that_is_a_training_set_is_a_warning(start):
     data = dataset(20)
     for train, dev in ((batches_of(data, 4), DataLoader(data, 2)), (shared := batches("b", 4)["b"], shared)):
-        level, line = start(
+        _, warned = start(
             balancer_of(train=batches(NAMES, 4) | {"b": train}, dev={"goal": dev, "a": batches("a", 4)["a"]})
         )
-        assert level == "WARNING"
-        assert "goal (the same data as the dataset b), a (a dataset has that name);" in line
+        assert "dev set 'goal' and the dataset 'b' are the same data" in warned
+        assert "'a'" not in warned
 
 
 def test_names_are_printable(start):
-    _, line = start(balancer_of(train=batches(["a\nb", "\x1b[31m"], 4), dev=batches(["\u2028"], 4)))
+    line, _ = start(balancer_of(train=batches(["a\nb", "\x1b[31m"], 4), dev=batches(["\u2028"], 4)))
     assert "a?b 50%" in line
-    assert line.isprintable()
-
-
-def test_without_averages_and_tables_no_memory_is_said(start):
-    _, line = start(balancer_of(probes=Probes(average=0)))
-    assert "averaged" not in line
-    assert "tables" not in line
 
 
 def test_a_trainer_writes_it_unless_logging_shows_it(caplog):
     lines = []
-    balancer_of(**PLANNED).log_start("look", lines.append, cost=0.5)
-    assert re.search("^plan for 2,000 steps: .* about 50% of the time; .*; look$", lines.pop())
+    balancer_of(**PLANNED).log_start("look", lines.append)
+    assert re.search("^plan: .* about 7% of the time · look$", lines.pop())
     assert caplog.text == ""
     with caplog.at_level(logging.INFO, "multidds"):
         balancer_of(**PLANNED).log_start("look", lines.append)
-    assert "plan for" in caplog.text
+    assert "plan: " in caplog.text
+    assert lines == []
     caplog.clear()
     balancer_of(**PLANNED | {"steps": 50}).log_start("look", lines.append)
-    assert "nothing is learned" in caplog.text
-    assert lines == []
+    assert "too few to learn from" in caplog.text  # a warning is logged in any case
+    assert "nothing is learned" in lines.pop()
 
 
-def test_one_dev_set_needs_no_name(start):
+def test_one_dev_set_needs_no_name():
     given = DataLoader(dataset(20), 4)
     balancer = balancer_of(dev=given, **PLANNED)
-    assert "dev sets: dev;" in start(balancer)[1]
     assert list(balancer.update().dev_losses) == ["dev"]
     named = balancer_of(dev={"dev": given}, **PLANNED)
     assert named.update().mixture == balancer.history[-1].mixture
