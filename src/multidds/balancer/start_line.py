@@ -60,7 +60,8 @@ def warnings(
     """
     if missing:
         words = ", ".join(missing[:-1]) + " and " * (len(missing) > 1) + missing[-1]
-        yield f"There is no plan, because {words} {'is' if len(missing) == 1 else 'are'} not known. Give {words}."
+        verb = "is" if missing == ["examples_per_step"] else "are"
+        yield f"There is no plan, because {words} {verb} not known. Give {words}."
     for dev, dataset in shared.items():
         yield (
             f"The dev set {dev!r} and the dataset {dataset!r} are the same data, so its gradients show memory, not "
