@@ -15,7 +15,7 @@ from multidds.nmt.batches.batch import evaluation_batches
 from multidds.nmt.config.config import load_config
 from multidds.nmt.prepare import prepare
 from multidds.nmt.prepare.vocabulary import load_vocabulary
-from multidds.nmt.training.length import planned_sentences
+from multidds.nmt.training.schedule import planned_sentences
 from multidds.nmt.training.train import Training, train
 
 SECTION = "Fine-tuning in the translation application"

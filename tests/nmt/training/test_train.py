@@ -23,7 +23,8 @@ from multidds.nmt.config.config import read_run
 from multidds.nmt.model.device import compiler_errors
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
-from multidds.nmt.training.length import planned_sentences, probe_share
+from multidds.nmt.training.balancing import planned_pace
+from multidds.nmt.training.schedule import planned_sentences
 from multidds.nmt.training.progress import CLOCKS
 from multidds.nmt.training.start_mixture import prior_of
 from multidds.nmt.training.train import Training, train
@@ -450,7 +451,8 @@ def test_a_training_begins_with_the_start_line(text, tmp_path, monkeypatch, over
     else:
         assert lines == show.lines[:1]
         assert re.search(words, lines[0])
-        assert f"about {probe_share(config):.0%} of the time" in lines[0]
+        share = planned_pace(config, 4).share
+        assert f"about {share:.0%} of the time" in lines[0]
         assert lines[0].endswith(f"multidds report {tmp_path / 'run'} shows the updates")
     assert caplog.text == ""
     again = Silent()
