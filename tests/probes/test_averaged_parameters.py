@@ -3,7 +3,7 @@ import torch
 from toys import batches, loss, mlp
 
 from multidds import Balancer, Mixture, Probes
-from multidds.gradients.layout import Whole
+from multidds.gradients.vectors import Whole
 from multidds.probes.averaged_parameters import AveragedParameters
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds.rewards import priorities
+from multidds.probes import priorities
 
 LOSSES = st.dictionaries(st.text(min_size=1, max_size=3), st.sampled_from([0.5, 1.0, 2.0, 3.5]), min_size=1)
 

@@ -8,12 +8,18 @@ import torch
 from assertions import assert_equal
 from torch import nn
 from torch.utils.data import DataLoader
-from toy_balancers import DEV, NAMES, balancer_of
-from toys import Everything, batch, batches, dataset, loss, losses, mlp
+from toy_balancers import DEV, NAMES, asked, balancer_of, probe_of, table_of
+from toys import Everything, batch, batches, dataset, loss, mlp
 
 from multidds import Probes, batches_of
-from multidds.probes import probe
-from multidds.rewards import Cosine, MeanSlope
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Scorer
+
+RULES = {
+    "plan": RelevancePlan(),
+    "paper": Scorer(Cosine(), table=64),
+    "ahead": Scorer(Cosine(ahead=0.01)),
+    "moving average": Scorer(MovingAverage()),
+}
 
 
 def everything_that_must_not_change(model, optimizer, generator):
@@ -56,9 +62,9 @@ def random_numbers(compute):
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("in_eval", [False, True])
 @pytest.mark.parametrize("live_grad", [False, True])
-@pytest.mark.parametrize("kind", ["shared", "ahead", "mixed"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("change", [lambda f: f, pytest.param(bf16, marks=pytest.mark.bfloat16), random_numbers])
-def test_a_probe_is_invisible(mode, in_eval, live_grad, kind, change):
+def test_a_probe_is_invisible(mode, in_eval, live_grad, rule, change):
     torch.manual_seed(0)
     model, compute = Everything(), change(loss)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
@@ -73,20 +79,8 @@ def test_a_probe_is_invisible(mode, in_eval, live_grad, kind, change):
     generator = torch.Generator().manual_seed(5)
     train = {name: DataLoader(d, batch_size=8, shuffle=True, generator=generator) for name, d in data.items()}
     dev = {name: batches_of(d, 8) for name, d in data.items()}
-    rewards = {
-        "shared": Cosine(table=64),
-        "ahead": Cosine(ahead=0.01, table=64),
-        "mixed": MeanSlope(change(losses)),
-    }
-    balancer = balancer_of(
-        model,
-        dev if kind == "mixed" else train,
-        dev,
-        compute=compute,
-        priority="low",
-        reward=rewards[kind],
-        probes=Probes(mode=mode, batches=2),
-    )
+    probes = Probes(mode=mode, batches=2)
+    balancer = balancer_of(model, train, dev, compute=compute, priority="low", rule=rule, probes=probes)
     before = everything_that_must_not_change(model, optimizer, generator)
     update = balancer.step()
     assert update.skipped is None
@@ -109,7 +103,7 @@ def test_a_probe_restores_everything_when_the_loss_raises():
     train, dev = batches(NAMES, dtype=torch.float32), batches(DEV, seed=1, dtype=torch.float32)
     before = everything_that_must_not_change(model, optimizer, torch.default_generator)
     with pytest.raises(RuntimeError, match="out of luck"):
-        probe(model, failing, train, dev, step_ahead=0.1)
+        asked(probe_of(model, train, dev, failing), Cosine(ahead=0.1))
     assert_equal(everything_that_must_not_change(model, optimizer, torch.default_generator), before)
 
 
@@ -143,8 +137,8 @@ def test_buffers_that_a_pass_moves_fills_or_adds_are_as_before_each():
             return self.inner(x) * self.scale
 
     model, train, dev = Drifting(), batches(NAMES), batches(DEV, seed=1)
-    forwards = probe(model, loss, train, dev)
-    backwards = probe(model, loss, dict(reversed(train.items())), dict(reversed(dev.items())))
+    forwards = table_of(model, train, dev)
+    backwards = table_of(model, dict(reversed(train.items())), dict(reversed(dev.items())))
     assert torch.allclose(forwards.dev_train, backwards.dev_train.flip(0, 1), atol=1e-14)
     assert model.cache is None
     assert "extra" not in dict(model.named_buffers())
@@ -158,33 +152,32 @@ def test_dropout_is_a_function_of_seed_role_name_update_and_batch():
     first, second = balancer.step(), balancer.step()
     found = [*first.train_losses.values(), *first.dev_losses.values(), *second.train_losses.values()]
     for options in ({"seed": 2}, {"mode": "eval"}):
-        found.append(probe(model, loss, same_batch, same_batch, **options).train_losses["a"])
-    twice = {"a": [batch(0)] * 2}  # nor do the batches of one dataset share their masks
-    found.append(probe(model, loss, twice, same_batch).train_losses["a"])
+        found.append(table_of(model, same_batch, same_batch, **options).train_losses["a"])
+    found.append(table_of(model, same_batch, same_batch, batches=2).train_losses["a"])  # nor do batches share masks
     assert len(set(found)) == len(found)
     torch.manual_seed(123)
-    assert probe(model, loss, twice, same_batch).train_losses["a"] == found[-1]
+    assert table_of(model, same_batch, same_batch, batches=2).train_losses["a"] == found[-1]
 
 
 def test_parts_that_training_keeps_in_eval_mode_stay_so_in_probes():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
     data = {"a": [batch(0)]}
-    whole = probe(model, loss, data, data).train_losses["a"]
+    whole = table_of(model, data, data).train_losses["a"]
     model[1].eval()
     expected = loss(model, batch(0)).item()
-    assert probe(model, loss, data, data).train_losses["a"] == pytest.approx(expected)
+    assert table_of(model, data, data).train_losses["a"] == pytest.approx(expected)
     assert whole != pytest.approx(expected)
     model.eval()  # after a validation: the probe goes back to train mode
-    assert probe(model, loss, data, data).train_losses["a"] == pytest.approx(whole)
+    assert table_of(model, data, data).train_losses["a"] == pytest.approx(whole)
 
 
 def test_probes_take_gradients_even_if_they_are_switched_off():
     model, train, dev = mlp(), batches(NAMES), batches(DEV, seed=1)
-    expected = probe(model, loss, train, dev).dev_train
+    expected = table_of(model, train, dev).dev_train
     for off in (torch.no_grad(), torch.inference_mode()):
         with off:
-            assert torch.equal(probe(model, loss, train, dev).dev_train, expected)
+            assert torch.equal(table_of(model, train, dev).dev_train, expected)
 
 
 def test_parameters_may_be_frozen_and_replaced_ones_need_a_refresh():
@@ -212,8 +205,6 @@ def test_parameters_may_be_frozen_and_replaced_ones_need_a_refresh():
     ],
 )
 def test_models_that_cannot_be_probed_are_refused(model, message):
-    with pytest.raises((ValueError, TypeError), match=f"probe: .*{message}"):
-        probe(model, loss, batches(NAMES), batches(DEV))
     with pytest.raises((ValueError, TypeError), match=f"Balancer: .*{message}"):
         balancer_of(model)
 
@@ -223,7 +214,7 @@ def test_a_post_accumulate_grad_hook_is_refused_by_its_parameter():
     balancer = balancer_of(model)
     model[2].bias.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(ValueError, match=r"'2\.bias'.*hook"):
-        probe(model, loss, batches(NAMES), batches(DEV))
+        probe_of(model)
     with pytest.raises(ValueError, match=r"'2\.bias'.*hook"):
         balancer.step()
 
@@ -232,8 +223,4 @@ def test_a_post_accumulate_grad_hook_is_refused_by_its_parameter():
 def test_steps_of_narrow_parameters_are_refused_by_name():
     model, narrow = mlp(dtype=torch.bfloat16), r"'0\.weight' is torch\.bfloat16"
     with pytest.raises(ValueError, match=narrow):
-        probe(model, loss, batches(NAMES), batches(DEV), step_ahead=0.001)
-    sources = {name: batches_of(dataset(), 4) for name in NAMES}
-    for reward in (Cosine(ahead=0.001), MeanSlope(losses)):
-        with pytest.raises(ValueError, match=narrow):
-            balancer_of(model, sources, sources, reward=reward)
+        balancer_of(model, rule=Scorer(Cosine(ahead=0.001)))

@@ -6,22 +6,22 @@ from itertools import pairwise
 
 import pytest
 
-from multidds.rewards.rotation import Rotation, hits, inclusion
+from multidds.probes.rotation import hits, inclusion, rotated, turn_of
 
 NAMES = [f"s{i}" for i in range(60)]
+EQUAL = dict.fromkeys(NAMES, 1.0)
 
 
-def rotation(count, seed=3, groups=None):
-    return Rotation(seed, "train", count, groups or {})
+def rotation(count, update, weights=EQUAL, seed=3, role="train"):
+    return rotated(seed, role, weights, count, update)
 
 
 @pytest.mark.claim("The method", "updates that probe a part: unbiased, every set in time; order, resume, ranks")
 @pytest.mark.parametrize("count", [1, 7, 20, 59])
 def test_every_set_is_probed_in_every_turn_and_never_waits_for_two(count):
-    looks, last, one = Counter(), dict.fromkeys(NAMES, -1), rotation(count)
-    turn = one.turn_of(len(NAMES))
+    looks, last, turn = Counter(), dict.fromkeys(NAMES, -1), turn_of(len(NAMES), count)
     for update in range(4 * turn):
-        found = one.sets_of(dict.fromkeys(NAMES, 1.0), update)
+        found = rotation(count, update)
         assert len(found) == count
         for name in found:
             assert update - last[name] < 2 * turn
@@ -33,32 +33,20 @@ def test_every_set_is_probed_in_every_turn_and_never_waits_for_two(count):
 
 
 def test_if_parts_make_whole_turns_every_set_is_probed_exactly_once():
-    one = rotation(20)
-    looks = Counter(name for update in range(3) for name in one.sets_of(dict.fromkeys(NAMES, 1.0), update))
+    looks = Counter(name for update in range(3) for name in rotation(20, update))
     assert looks == Counter(NAMES)
 
 
 def test_the_sets_depend_on_seed_role_and_name_only():
-    found = [list(rotation(7).sets_of(dict.fromkeys(names, 1.0), 5)) for names in (NAMES, NAMES[::-1])]
+    found = [list(rotation(7, 5, dict.fromkeys(names, 1.0))) for names in (NAMES, NAMES[::-1])]
     assert found[0] == found[1][::-1]
-    others = [Rotation(4, "train", 7, {}), Rotation(3, "dev", 7, {})]
-    for other in others:
-        assert set(other.sets_of(dict.fromkeys(NAMES, 1.0), 5)) != set(found[0])
+    for other in (rotation(7, 5, seed=4), rotation(7, 5, role="dev")):
+        assert set(other) != set(found[0])
 
 
 def test_turns_have_different_orders():
-    one = rotation(20)
-    turns = [{frozenset(one.sets_of(dict.fromkeys(NAMES, 1.0), 3 * turn + i)) for i in range(3)} for turn in range(2)]
+    turns = [{frozenset(rotation(20, 3 * turn + i)) for i in range(3)} for turn in range(2)]
     assert turns[0].isdisjoint(turns[1])
-
-
-def test_groups_are_probed_in_proportion_to_their_sizes():
-    groups = {name: "large" if i < 40 else "small" for i, name in enumerate(NAMES)}
-    one = rotation(6, groups=groups)
-    for update in range(20):
-        found = Counter(groups[name] for name in one.sets_of(dict.fromkeys(NAMES, 1.0), update))
-        assert 3 <= found["large"] <= 5  # four of six
-        assert 1 <= found["small"] <= 3
 
 
 def test_probabilities_follow_the_weights_and_sum_to_the_count():
@@ -85,7 +73,7 @@ def test_over_all_places_of_the_points_every_set_counts_as_its_weight_says():
 
 def test_sets_of_larger_weights_are_probed_more_often():
     weights = {name: 10.0 if i < 3 else 1.0 for i, name in enumerate(NAMES)}
-    looks = Counter(name for update in range(300) for name in rotation(6).sets_of(weights, update))
+    looks = Counter(name for update in range(300) for name in rotation(6, update, weights))
     expected = inclusion(weights, 6)
     for name in NAMES:
         assert looks[name] == pytest.approx(300 * expected[name], abs=12)

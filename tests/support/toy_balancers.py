@@ -55,3 +55,10 @@ def asked(probe, question):
     with probe.open():
         weights = probe.dev_weights()
         return question(probe, Round(probe.rounds, 0, probe.names("train"), weights, weights))
+
+
+def table_of(model=None, train=None, dev=None, compute=loss, parts=1, **settings):
+    """The table of the next round of `probe_of`. parts: the most into which batches are divided."""
+    probe = probe_of(model, train, dev, compute, **settings)
+    probe.divide(parts)
+    return asked(probe, Probe.table)

@@ -298,12 +298,13 @@ class ProbedModel:
         return self.replicas.mean(sum(values) / count)
 
     def _held(self) -> Gradient:
-        """What this rank holds of what backward left in .grad."""
-        return [None if p.grad is None else self.layout.local(p.grad) for p in self.params]
+        """What this rank holds of what backward left in .grad; dense."""
+        held = [None if p.grad is None else self.layout.local(p.grad) for p in self.params]
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in held]
 
     def _taken(self) -> Gradient:
         """The same, and .grad is then None again."""
-        gradient = [g.to_dense() if g is not None and g.is_sparse else g for g in self._held()]
+        gradient = self._held()
         self._clear()
         return gradient
 
