@@ -14,11 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from toy_balancers import DEV, MANY, NAMES, SIZES, balancer_of, many
-from toys import batches, dataset, loss, losses, mlp, train_step
+from toys import batches, dataset, loss, mlp, train_step
 
 from multidds import Limits, Mixture, Probes, batches_of
-from multidds.rewards import Cosine, MeanSlope, MovingAverage, StabilizedCosine
-from multidds.rules import RelevancePlan, Scorer
+from multidds.rules import MovingAverage, RelevancePlan, Scorer, paper
 
 KINDS = {
     "function": lambda d: batches_of(d, 4),
@@ -26,7 +25,8 @@ KINDS = {
     "stateful": lambda d: StatefulDataLoader(d, batch_size=4, shuffle=True),
     "list": lambda d: list(DataLoader(d, batch_size=4)),
 }
-FOUND = ("step", "mixture", "rewards", "noise", "weights", "dev_losses", "probed", "learned", "skipped")
+AVERAGES = Scorer(MovingAverage())
+FOUND = ("step", "mixture", "rewards", "noise", "weights", "dev_losses", "probed", "learned", "relevance", "skipped")
 
 
 def numbers(update):
@@ -59,9 +59,17 @@ def training(kind="list", **options):
 
 @pytest.mark.claim("The method", "resume is exact, also in a new process")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("reward", [StabilizedCosine(), MovingAverage()])
-def test_resume_is_exact(kind, reward):
-    options = {"reward": reward, "rule": Scorer(optimizer=torch.optim.Adam, inner_steps=3)}
+@pytest.mark.parametrize(
+    "rule",
+    [
+        paper(),
+        Scorer(optimizer=torch.optim.Adam, inner_steps=3),
+        Scorer(MovingAverage(), optimizer=torch.optim.Adam, inner_steps=3),
+        RelevancePlan(),
+    ],
+)
+def test_resume_is_exact(kind, rule):
+    options = {"rule": rule}
     again = {**options, "seed": 99, "priority": "low"}
     assert_resumes_exactly(lambda: training(kind, **options), 14, (3, 8), again=lambda: training(kind, **again))
 
@@ -88,7 +96,7 @@ def test_an_update_that_raised_is_the_same_when_it_is_made_again(kind, calls):
             with pytest.raises(OSError, match="no more memory"):
                 step(3)
             left[0] = 10**9
-            assert_equal(parts["balancer"].state_dict()["estimator"], state["estimator"])
+            assert_equal(parts["balancer"].state_dict()["probe"], state["probe"])
             updates.append(numbers(parts["balancer"].step()))
         else:
             updates.append(step(3))
@@ -120,9 +128,10 @@ def test_a_step_whose_update_raised_counts_once_in_the_averaged_parameters():
 
 
 @pytest.mark.claim("The method", "resume is exact, also in a new process")
-def test_resume_of_the_default_rule_with_plan_limits_and_groups_is_exact():
-    length = {"steps": 40, "examples_per_step": 5, "limits": Limits(max_passes=5.0)}
-    options = {"rule": RelevancePlan(), "groups": {"a": "g", "b": "g"}, **length}
+@pytest.mark.parametrize("rule", [RelevancePlan(), RelevancePlan(move=False), paper()])
+def test_resume_with_a_plan_and_limits_is_exact(rule):
+    limits = Limits(bounds={"g": (0.1, 0.8)}, max_passes=5.0, groups={"a": "g", "b": "g"})
+    options = {"rule": rule, "steps": 40, "examples_per_step": 5, "limits": limits}
     assert_resumes_exactly(lambda: training(**options), 12, (5,), again=lambda: training(**options, seed=9))
 
 
@@ -131,9 +140,7 @@ def test_resume_of_the_default_rule_with_plan_limits_and_groups_is_exact():
     "an update that looks at a part: its rewards; every set within a bound; exactly unbiased over the "
     "places of the points; order; mid-rotation resume; two processes",
 )
-@pytest.mark.parametrize(
-    "options", [{}, {"reward": MeanSlope(losses)}, {"groups": {"d00": "g", "d01": "g"}}, {"priority": "low"}]
-)
+@pytest.mark.parametrize("options", [{}, {"priority": "low"}])
 def test_resume_in_the_middle_of_a_rotation_is_exact(options):
     def make(seed=0):
         balancer = many(seed=seed, **options)
@@ -194,8 +201,8 @@ def test_loading_moves_the_shared_mixture_object():
 
 
 def test_a_state_fits_whatever_order_the_datasets_are_given_in():
-    train, order = batches(NAMES), ("c", "a", "b")
-    for options in ({"rule": Scorer(lr=1.0)}, {"rule": RelevancePlan()}, {"groups": {"a": "g"}}):
+    train, order = batches(NAMES, 2), ("c", "a", "b")
+    for options in ({"rule": Scorer(lr=1.0)}, {"rule": RelevancePlan()}):
         first = balancer_of(None, train, **options)
         other = balancer_of(None, {name: train[name] for name in order}, **options)
         first.step()
@@ -231,14 +238,18 @@ def assert_refused(balancer, state, message):
         ({"dev": batches("xy")}, {}, "'z' is missing"),
         ({"dev": batches("wxyz")}, {}, "'w' is unknown"),
         ({"mixture": Mixture.proportional(SIZES | {"b": 31})}, {}, "31 .*'b'.*30"),
-        ({"rule": RelevancePlan()}, {}, "'relevance plan'"),
-        ({}, {"rule": RelevancePlan()}, "'scorer'"),
+        ({"rule": RelevancePlan()}, {}, "'PlanState'"),
+        ({}, {"rule": RelevancePlan()}, "'Logits'"),
         ({"rule": Scorer.authors()}, {}, "Adam.*SGD"),
-        ({"groups": {"a": "g"}}, {}, "groups"),
-        ({}, {"groups": {"a": "g"}}, "groups"),
-        ({"reward": MovingAverage()}, {}, "reward"),
-        ({}, {"reward": MovingAverage()}, "reward"),
-        ({"reward": MovingAverage(), "model": mlp(width=6)}, {"reward": MovingAverage()}, "other parameters"),
+        ({"rule": AVERAGES}, {}, "reward"),
+        ({}, {"rule": AVERAGES}, "reward"),
+        (
+            {"rule": AVERAGES, "model": mlp(width=6)},
+            {"rule": AVERAGES},
+            "other parameters",
+        ),
+        ({"rule": RelevancePlan(), "model": mlp(width=6)}, {"rule": RelevancePlan()}, "0.weight"),
+        ({"rule": RelevancePlan(), "dev": batches("xy", 4)}, {"rule": RelevancePlan()}, "shape"),
         ({"priority": lambda losses: losses}, {}, "priority"),
     ],
 )
@@ -246,13 +257,12 @@ def test_a_state_of_another_balancer_is_refused_and_changes_nothing(of, into, me
     assert_refused(balancer_of(**into), saved(balancer_of(**of)), message)
 
 
-def test_a_state_of_a_part_is_refused_by_a_balancer_of_everything_and_by_mixed_batches():
-    part, everything, mixed = many(), many(every=3), many(reward=MeanSlope(losses))
-    assert_refused(everything, saved(part), "part")
-    assert_refused(part, saved(everything), "part")
-    assert_refused(mixed, saved(part), "'direction'")
-    assert_refused(part, saved(mixed), "'averages'")
-    assert part.mixture.names == MANY
+def test_a_state_of_a_part_continues_in_a_balancer_of_everything():
+    part, everything = many(), many(every=3)
+    everything.load_state_dict(saved(part))
+    assert len(everything.update().probed) == len(MANY)
+    part.load_state_dict(saved(everything))
+    assert len(part.update().probed) == 16
 
 
 @pytest.mark.parametrize("kind", ["loader", "list", "stateful"])
@@ -260,21 +270,27 @@ def test_a_state_of_other_data_is_refused_and_changes_nothing(kind):
     train = {name: KINDS[kind](dataset(13, seed=i)) for i, name in enumerate(NAMES)}
     dev = {name: KINDS["list"](dataset(13, seed=10)) for name in DEV}
     state = saved(balancer_of(None, copy.deepcopy(train), dev))
-    state["estimator"]["dev"]["sources"]["dev"]["z"]["place"] = 99
+    state["probe"]["sources"]["dev"]["z"]["place"] = 99
     assert_refused(balancer_of(None, train, dev), state, "dev 'z'.* 99")
 
 
-KEYS = [(key,) for key in ("steps", "frozen", "mixture", "prior", "plan", "rule", "limits", "memory", "tensors")]
-KEYS += [("estimator",), *(("estimator", key) for key in ("seed", "rounds", "last_losses", "dev", "measurement"))]
-KEYS += [("estimator", "dev", "dev_weights"), ("estimator", "dev", "sources"), ("estimator", "dev", "sources", "dev")]
-KEYS += [("mixture", "probabilities"), ("rule", "logits"), ("limits", "shares"), ("memory", "looks"), ("version",)]
+OF_ALL = ["steps", "frozen", "mixture", "prior", "plan", "drawn", "drawn_steps", "rule", "averaged", "probe", "tensors"]
+OF_ALL += ["version", "mixture/probabilities", "prior/a", "drawn/a"]
+OF_ALL += [f"probe/{key}" for key in ("seed", "rounds", "priority", "dev_losses", "last_losses", "sources")]
+OF_ALL += ["probe/sources/dev", "probe/sources/dev/x", "probe/sources/dev/x/place"]
+CASES = [(paper(), keys) for keys in OF_ALL]
+for rule, of_rule in (
+    (RelevancePlan(), ("rule", "memory", "memory/totals", "weights", "gaps", "mixture/a")),
+    (AVERAGES, ("rule", "logits", "optimizer", "averages", "averages/counts")),
+):
+    CASES += [(rule, keys) for keys in (*(f"rule/{key}" for key in of_rule), "rule", "averaged", "tensors")]
 
 
-@pytest.mark.parametrize("keys", KEYS, ids="/".join)
-def test_a_state_without_a_key_is_refused_and_changes_nothing(keys):
-    balancer = balancer_of(groups={"a": "g"}, reward=Cosine())
-    state = copy.deepcopy(saved(balancer_of(groups={"a": "g"}, reward=Cosine())))
-    *path, last = keys
+@pytest.mark.parametrize(("rule", "keys"), CASES, ids=[f"{type(rule).__name__}-{keys}" for rule, keys in CASES])
+def test_a_state_without_a_key_is_refused_and_changes_nothing(rule, keys):
+    balancer = balancer_of(rule=rule)
+    state = copy.deepcopy(saved(balancer_of(rule=rule)))
+    *path, last = keys.split("/")
     inner = state
     for key in path:
         inner = inner[key]
@@ -282,13 +298,22 @@ def test_a_state_without_a_key_is_refused_and_changes_nothing(keys):
     assert_refused(balancer, state, last if last != "version" else "version None")
 
 
+@pytest.mark.parametrize("rule", [RelevancePlan(), AVERAGES])
+def test_a_state_without_a_tensor_is_refused_and_changes_nothing(rule):
+    state = saved(balancer_of(rule=rule))
+    del state["tensors"][next(iter(state["tensors"]))]
+    assert_refused(balancer_of(rule=rule), state, "other parameters|0.weight")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"version": 1}, "version 1"),
         ({"mixture": {"version": 4, "probabilities": {"a": 0.5, "b": 0.2, "c": 0.2}, "sizes": None}}, r"sum to 0\.9"),
-        ({"prior": {"a": 1.0}}, "prior: 'b', 'c'"),
-        ({"plan": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, "plan: 'd'"),
+        ({"prior": {"a": 1.0}}, "prior.*'b', 'c'"),
+        ({"plan": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}}, "plan.*'d'"),
+        ({"steps": 2.5}, "steps.*2.5"),
+        ({"drawn": {"a": "1", "b": 0.0, "c": 0.0}}, "drawn.*'a'.*'1'"),
     ],
 )
 def test_a_state_with_another_version_or_wrong_shares_is_refused(change, message):
@@ -301,8 +326,11 @@ def test_what_is_no_state_is_refused(state):
 
 
 def test_the_state_is_json_but_for_the_tensors():
-    state = saved(balancer_of(reward=MovingAverage(), rule=Scorer(optimizer=torch.optim.Adam)))
+    state = saved(balancer_of(rule=Scorer(MovingAverage(), optimizer=torch.optim.Adam)))
     tensors = state.pop("tensors")
     assert json.loads(json.dumps(state)) == state
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
     assert saved(balancer_of())["tensors"] == {}
+    state = saved(balancer_of(rule=RelevancePlan()))
+    assert state.pop("tensors").keys() == {f"averaged.{name}" for name, _ in mlp().named_parameters()}
+    assert json.loads(json.dumps(state)) == state
