@@ -101,7 +101,9 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
         room = (1 - self.cosines() ** 2).clamp(min=1e-6)  # the variance of a cosine of 1 is 0
         pooled = room * (variance / room).nanmean(dim=1, keepdim=True)
         own = 2.0 * (len(parts[0]) - 1)  # degrees of freedom
-        return ((own * variance + _POOLED * pooled) / (own + _POOLED)).sqrt()
+        freedom = own + _POOLED
+        unbiased = 1 + 1 / (4 * freedom)  # the root of a variance is too small on average
+        return ((own * variance + _POOLED * pooled) / freedom).sqrt() * unbiased
 
     def multidds(self, weights: Tensor) -> Tensor:
         """Returns R_i = cos(sum_k w_k d_k, t_i), the reward of MultiDDS. weights: w [dev]. # [train]"""
