@@ -1,6 +1,6 @@
 """Histories of mixtures: updates in memory, and moments in the files of any trainer.
 
-Reads run folders, logs of trainers and mixture.jsonl; writes mixture.jsonl. Needs neither torch nor numpy.
+Reads mixture.jsonl and the logs of trainers; writes mixture.jsonl. Needs neither torch nor numpy.
 """
 
 import csv
@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,11 +15,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from .._base.chain import Chain
 from .update import MOST_NAMES, Relevance, Update
 
 T = TypeVar("T")
 Groups: TypeAlias = dict[str, dict[str, float]]
-GROUPS = ("mixture", "reward", "noise", "dev_loss", "train_loss", "dev_weight", "passes")
+GROUPS = ("mixture", "reward", "noise", "dev_loss", "train_loss", "dev_weight", "passes", "eval_loss")
 FACTS = ("signal", "drift", "learned", "unlearned")
 _EVALUATION = re.compile(
     r"(?:eval|val|valid|validation)[_/](?:(.+?)[_/])?loss(?:[_/](?!step$|epoch$)(.+?))?(?:_epoch)?"
@@ -90,15 +90,19 @@ def append_update(history: list[Update], update: Update) -> None:
 def moments_of(history: Iterable[Update] | str | PathLike[str]) -> list[Moment]:
     """Returns the moments of a training, by step.
 
-    history: updates; or the path of a run folder (records.jsonl), of what `save_history` wrote (mixture.jsonl), of a
-        Trainer's checkpoint or output folder (trainer_state.json), of a log of Lightning's CSVLogger (metrics.csv), or
-        of one of these files.
+    history: updates; or the path of a run folder or of what `save_history` wrote (mixture.jsonl), of a Trainer's
+        checkpoint or output folder (trainer_state.json), of a log of Lightning's CSVLogger (metrics.csv), or of one of
+        these files.
     """
     if not isinstance(history, str | PathLike):
         return [_moment(update, update.groups()) for update in history]
     path = find_history(Path(history))
     if path is None:
         raise ValueError(f"{Path(history)}: is no history of a mixture: there is none of {', '.join(_READERS)} in it.")
+    return _moments(path)
+
+
+def _moments(path: Path) -> list[Moment]:
     moments = [moment for moment in _READERS.get(path.name, _lines)(path) if "mixture" in moment.groups]
     return sorted(moments, key=lambda moment: moment.step)
 
@@ -106,16 +110,23 @@ def moments_of(history: Iterable[Update] | str | PathLike[str]) -> list[Moment]:
 def evaluations_of(folder: str | PathLike[str]) -> dict[str, list[tuple[float, float]]]:
     """Returns {dev set: [(step, loss), ...]} of a training's own evaluations, whether its mixture was learned or not.
 
-    folder: the output folder of a Trainer, or one with a log as Lightning's CSVLogger writes it (metrics.csv). The keys
-        are `eval_loss`, `eval_az_loss`, `val_loss/az` and the like; a dev set without a name is called "dev".
+    folder: a run folder, the output folder of a Trainer, or one with a log as Lightning's CSVLogger writes it
+        (metrics.csv). The keys of logs are `eval_loss`, `eval_az_loss`, `val_loss/az` and the like; a dev set without a
+        name is called "dev".
     """
+    found: list[tuple[int, str, float]] = []  # (step, dev set, loss)
+    for path in filter(None, (_newest(Path(folder), name) for name in _LOGS)):
+        for step, entry in _entries(path):
+            named = {key: match for key in entry if (match := _EVALUATION.fullmatch(key))}
+            found += [(step, match[1] or match[2] or "dev", float(entry[key])) for key, match in named.items()]
+    own = _newest(Path(folder), PLAIN)
+    for moment in _lines(own) if own else ():
+        found += [(moment.step, name, loss) for name, loss in moment.groups.get("eval_loss", {}).items()]
     losses: dict[str, list[tuple[float, float]]] = {}
-    paths = [_newest(Path(folder), name) for name in ("trainer_state.json", "metrics.csv")]
-    for step, entry in (row for path in paths if path is not None for row in _entries(path)):
-        for key, value in entry.items():
-            if (named := _EVALUATION.fullmatch(key)) and math.isfinite(float(value)):
-                losses.setdefault(named[1] or named[2] or "dev", []).append((float(step), float(value)))
-    return {name: sorted(points) for name, points in losses.items()}
+    for step, name, loss in sorted(found, key=lambda one: one[0]):
+        if math.isfinite(loss):
+            losses.setdefault(name, []).append((float(step), loss))
+    return losses
 
 
 def find_history(path: Path) -> Path | None:
@@ -177,23 +188,23 @@ def save_history(
     start = getattr(history, "start", start)
     if not updates:
         return
-    new = [_moment(update, _written_groups(update)) for update in updates]
-    if passes is not None:
-        new[-1] = _moment(updates[-1], _written_groups(updates[-1], passes=passes))
-    before, new = _joined(list(_lines(target)) if target.is_file() else [], new)
+    new = [*map(moment_of, updates[:-1]), moment_of(updates[-1], passes)]
+    before, new = _joined(_moments(target) if target.is_file() else [], new)
     if not before and start is not None:
         before = [Moment(0, {"mixture": dict(start)}, prior=updates[0].prior)]
     if before and before[-1].mixture.keys() != updates[-1].mixture.keys():
         raise ValueError(f"save_history: {target} is the history of other datasets; choose another file.")
     most = max(50, _SHARES_IN_FILE // len(updates[-1].mixture))
     written = target.with_name(f".{target.name}.part")
-    lines = [_line(moment) for moment in evenly([*before, *new], most, at=lambda moment: moment.step)]
+    lines = [line_of(moment) for moment in evenly([*before, *new], most, at=lambda moment: moment.step)]
     written.write_text("\n".join([*lines, ""]), encoding="utf-8")
     os.replace(written, target)
 
 
-def _written_groups(update: Update, **more: Mapping[str, float]) -> Groups:
-    return {**update.short_groups(**more), "mixture": update.mixture}
+def moment_of(update: Update, passes: Mapping[str, float] | None = None) -> Moment:
+    """Returns an update as it is written: all shares, and up to 64 numbers of each other group."""
+    more = {} if passes is None else {"passes": passes}
+    return _moment(update, {**update.short_groups(**more), "mixture": update.mixture})
 
 
 def _joined(written: list[Moment], new: list[Moment]) -> tuple[list[Moment], list[Moment]]:
@@ -214,7 +225,8 @@ def _moment(update: Update, groups: Groups) -> Moment:
     return Moment(update.step, known, update.facts(), update.prior, update.relevance_table())
 
 
-def _line(moment: Moment) -> str:
+def line_of(moment: Moment) -> str:
+    """Returns a moment as a line of mixture.jsonl, without a newline."""
     content: dict[str, Any] = {"step": moment.step, **moment.groups, **moment.facts}
     if moment.step == 0 and moment.prior:
         content["prior"] = moment.prior
@@ -238,27 +250,21 @@ def _number(file: Path) -> int:
     return int(last) if last.isdecimal() else -1
 
 
-def _records(path: Path) -> Iterator[Moment]:
-    """Reads the records of a run; each line ends with a checksum of all lines up to it."""
-    checksum = 0
-    lines = path.read_bytes().split(b"\n")[:-1]  # after the last newline a record is being written
-    for number, line in enumerate(lines, start=1):
-        body, _, noted = line.removesuffix(b"\r").rpartition(b', "checksum": "')
-        checksum = zlib.crc32(body, checksum)
-        if noted != f'{checksum:08x}"}}'.encode():
-            raise ValueError(f"{path}:{number}: is damaged (its checksum does not fit), or of another version.")
-        record = json.loads(body + b"}")
-        if record.get("kind") in ("start", "update"):
-            yield _read(record)
-
-
 def _lines(path: Path) -> Iterator[Moment]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    """Reads mixture.jsonl. Lines that end in a checksum are checked."""
+    chain = Chain(required=False)
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        if not line:
+            continue
         try:
-            if line:
-                yield _read(json.loads(line))
+            content = chain.read(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}.") from None
+        try:
+            yield _read(content)
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise ValueError(f"{path}:{number}: is no line of a history: {line[:60]!r}.") from None
+            shown = line[:60].decode(errors="replace")
+            raise ValueError(f"{path}:{number}: is no line of a history: {shown!r}.") from None
 
 
 def _read(content: Mapping[str, Any]) -> Moment:
@@ -268,13 +274,6 @@ def _read(content: Mapping[str, Any]) -> Moment:
         dev: {name: (value, error) for name, (value, error) in row.items()}
         for dev, row in (content.get("relevance") or {}).items()
     }
-    relevance = relevance or {  # as histories of 0.2.0 have it
-        dev: {name: (cosine, None) for name, cosine in row.items()} for dev, row in content.get("cosines", {}).items()
-    }
-    if (table := content.get("alignment")) and not relevance:  # of a run: dev sets and datasets have the same order
-        names = list(content["mixture"])
-        rows = zip(names, table["cosines"], strict=False)
-        relevance = {dev: {name: (x, None) for name, x in zip(names, row, strict=True)} for dev, row in rows}
     return Moment(int(content["step"]), groups, facts, dict(content.get("prior", {})), relevance)
 
 
@@ -308,4 +307,5 @@ def _grouped(step: int, flat: Mapping[str, Any]) -> Moment:
 
 
 PLAIN = "mixture.jsonl"
-_READERS = {"records.jsonl": _records, PLAIN: _lines, "trainer_state.json": _log, "metrics.csv": _log}
+_LOGS = ("trainer_state.json", "metrics.csv")
+_READERS = {PLAIN: _lines, **dict.fromkeys(_LOGS, _log)}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from multidds._base.errors import UserError
+from multidds.history import PLAIN
 
 from ..common.checksummed import check_digest
 from ..config.config import VOCABULARY, read_run
@@ -21,7 +22,7 @@ from ..prepare.prepared import read_manifest
 from ..prepare.vocabulary import model_digests
 from ..runs import checkpoints
 from ..runs.record_files import FILE as RECORDS
-from ..runs.record_files import read_records
+from ..runs.record_files import read_lines, read_records
 
 Read = TypeVar("Read")
 
@@ -99,6 +100,7 @@ def _run(run: Path) -> Verified:
     checked = Verified(run)
     checked.check("config", lambda: read_run(run))
     checked.check("records", lambda: read_records(run))
+    checked.check("mixture", lambda: read_lines(run, PLAIN))
     digests = checked.check("vocabulary", lambda: model_digests(run / VOCABULARY))
     checked.check_files("vocabulary", run / VOCABULARY, digests or {}, "copy it from the prepared data.")
     for path in checkpoints.listed(run):

@@ -138,16 +138,16 @@ def listed(run: Path) -> list[Path]:
     return sorted(paths, key=step_of)
 
 
-def counted_records(run: Path) -> int:
-    """Returns the bytes of records that the newest checkpoint of a run needs; 0 if there is none.
+def counted_bytes(run: Path) -> dict[str, int]:
+    """Returns {file: bytes that the newest checkpoint of a run needs}, of records and updates; empty if there is none.
 
     Only its header is read, unchecked; a DamagedError if even that cannot be read.
     """
     try:
         with _opened(listed(run)[-1], "numpy") as (_, metadata):
-            return int(json.loads(metadata["state"])["records"])
-    except (IndexError, ImportError):
-        return 0  # only reports are installed
+            return dict(json.loads(metadata["state"])["records"])
+    except IndexError:
+        return {}
 
 
 @dataclass(frozen=True)

@@ -1,108 +1,94 @@
-"""The file records.jsonl of a run: its reader and its writer, a line per record.
+"""The files records.jsonl and mixture.jsonl of a run: their readers and their writer, a line per record or update.
 
 A line ends in a checksum (CRC-32) of itself and of all lines before it, so that none can change or be missing
 unnoticed. Behind the last newline is a line that is still being written. Reading does not import torch.
 """
 
+import contextlib
 import json
 import os
-import re
-import zlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from multidds import Update
+from multidds._base.chain import Chain, is_whole
 from multidds._base.errors import DamagedError, UserError
 from multidds._base.files import make_folder, readable, sync, take_lock
+from multidds.history import PLAIN, line_of, moment_of
 
 from . import checkpoints
 from .identity import check_owner
 from .records import ANY, AnyRecord, Started, Validated
-from .tensorboard import Board
+from .tensorboard import Board, scalars
 
 FILE = "records.jsonl"
-_END = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\Z')
+FILES = (FILE, PLAIN)
 
 
-def record_line(content: str, before: int = 0) -> tuple[str, int]:
-    """Returns the line of a record and its checksum, which the next line needs.
-
-    content: the record as a JSON object that is not empty, in ASCII.
-    before: the checksum of the line before; by default this is the first.
-    """
-    body = content.removesuffix("}")
-    checksum = zlib.crc32(body.encode("ascii"), before)
-    return f'{body}, "checksum": "{checksum:08x}"}}\n', checksum
-
-
-class _Chain:
-    """A reader of lines, each of which depends on the checksum of the one before."""
-
-    def __init__(self) -> None:
-        self.checksum = 0
-
-    def read(self, line: bytes) -> AnyRecord:
-        """Returns the record of the next line; raises a ValueError with the reason if it is damaged."""
-        line = line.removesuffix(b"\r")  # of a copy on Windows
-        end = _END.search(line)
-        if end is None:
-            raise ValueError("is damaged or of another version (it does not end in a checksum)")
-        checksum = zlib.crc32(line[: end.start()], self.checksum)
-        if int(end[1], 16) != checksum:
-            raise ValueError("is damaged, or a line before it is missing (its checksum does not fit)")
+def _read(path: Path, content: bytes) -> tuple[list[dict[str, Any]], Chain]:
+    """Returns the lines of a file up to its last newline; a DamagedError has file and line number."""
+    chain, lines = Chain(), []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            record = ANY.validate_python(json.loads(line[: end.start()] + b"}"))
-        except (ValueError, RecursionError):
-            raise ValueError("is not a record") from None
-        self.checksum = checksum
-        return record
-
-    def read_all(self, path: Path, lines: Iterable[bytes]) -> list[AnyRecord]:
-        """Returns the records of lines; raises a DamagedError with file and line number."""
-        records = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                records.append(self.read(line))
-            except ValueError as error:
-                raise DamagedError(f"{path}:{number}: {error}.") from None
-        if records and isinstance(records[0], Started):
-            check_owner(path, records[0].run, path.parent, "restore it from a copy.")
-        return records
+            lines.append(chain.read(line))
+        except ValueError as error:
+            raise DamagedError(f"{path}:{number}: {error}.") from None
+    if lines and "run" in lines[0]:
+        check_owner(path, lines[0]["run"], path.parent, "restore it from a copy.")
+    return lines, chain
 
 
-def read_records(run: Path) -> list[AnyRecord]:
-    """Reads the records of a run. A line that is still being written is left out."""
-    path, needed, unreadable = run / FILE, 0, None
+def read_lines(run: Path, name: str) -> list[dict[str, Any]]:
+    """Reads a file of a run. A line that is still being written is left out."""
+    path, needed, unreadable = run / name, 0, None
     try:
-        needed = checkpoints.counted_records(run)  # before the records: the run may be under way
+        needed = checkpoints.counted_bytes(run).get(name, 0)  # before the file: the run may be under way
     except DamagedError as error:
         unreadable = error
     except UserError:
         pass  # it has just given way to a newer one
     if not os.path.lexists(path):
-        raise UserError(f"{run}: is not a run (there is no {FILE}).")
+        raise UserError(f"{run}: is not a run (there is no {name}).")
     with readable(path):
         content = path.read_bytes()
     whole, newline, torn = content.rpartition(b"\n")
-    records = _Chain().read_all(path, whole.split(b"\n") if newline else [])
+    lines, _ = _read(path, content)
     if len(whole + newline) < needed:
         checkpoints.check(checkpoints.listed(run)[-1])  # or is that damaged?
         raise _cut_short(path, needed, len(content))
-    if _END.search(torn[:-1]):
+    if is_whole(torn[:-1]):
         raise DamagedError(f"{path}: is damaged (its last line has another end than a newline).")
-    if unreadable is not None and not any(isinstance(record, Validated) and record.finished for record in records[-2:]):
+    if unreadable is not None and not any(line.get("finished") for line in lines[-2:]):
         raise DamagedError(f"{path}: may have lost its last lines, which only a checkpoint can say: {unreadable}")
+    return lines
+
+
+def read_records(run: Path) -> list[AnyRecord]:
+    """Reads the records of a run."""
+    records = []
+    for number, line in enumerate(read_lines(run, FILE), start=1):
+        try:
+            records.append(_record(line))
+        except ValueError as error:
+            raise DamagedError(f"{run / FILE}:{number}: {error}.") from None
     return records
 
 
-def check_records(run: Path, size: int) -> int:
-    """Raises a DamagedError unless the first `size` bytes of the records are whole lines. Returns their checksum."""
-    path, chain = run / FILE, _Chain()
+def _record(line: Mapping[str, Any]) -> AnyRecord:
+    try:
+        return ANY.validate_python(line)
+    except ValueError:
+        raise ValueError("is not a record") from None
+
+
+def check_lines(path: Path, size: int) -> Chain:
+    """Raises a DamagedError unless the first `size` bytes of a file are whole lines. Returns the chain behind them."""
     content = path.read_bytes()[:size] if size and path.exists() else b""
-    chain.read_all(path, content.split(b"\n")[:-1])
+    _, chain = _read(path, content)
     if len(content) < size or (size and not content.endswith(b"\n")):
         raise _cut_short(path, size, len(content))
-    return chain.checksum
+    return chain
 
 
 def _cut_short(path: Path, size: int, there: int) -> DamagedError:
@@ -118,7 +104,7 @@ class Follower:
         self._begin()
 
     def _begin(self) -> None:
-        self._offset, self._chain = 0, _Chain()
+        self._offset, self._chain = 0, Chain()
 
     def read(self) -> tuple[bool, list[AnyRecord]]:
         """Returns (whether all are read again, because the run was cut back; the new records that are whole)."""
@@ -146,7 +132,7 @@ class Follower:
         records = []
         for line in file.read().split(b"\n")[:-1]:
             try:
-                records.append(self._chain.read(line))
+                records.append(_record(self._chain.read(line)))
             except ValueError:
                 return records, False
             self._offset += len(line) + 1
@@ -154,46 +140,69 @@ class Follower:
 
 
 class Records:
-    """The writer of records, also to TensorBoard. A second process is refused.
+    """The writer of records and updates, also to TensorBoard. A second process is refused.
 
     folder: of the run.
-    offset: bytes of the records to keep, of a run that is resumed.
+    sizes: {file: bytes to keep}, of a run that is resumed.
     step: the step that is resumed from.
     """
 
-    def __init__(self, folder: Path, offset: int, step: int) -> None:
-        path = folder / FILE
+    def __init__(self, folder: Path, sizes: Mapping[str, int], step: int) -> None:
         make_folder(folder)
-        path.touch()
+        for name in FILES:
+            (folder / name).touch()
         sync(folder)
         # A line at a time: 'multidds experiment' reads along.
-        self._file = path.open("r+", buffering=1, encoding="ascii", newline="\n")
+        self._files = {name: (folder / name).open("r+", buffering=1, encoding="ascii", newline="\n") for name in FILES}
         try:
-            take_lock(self._file.fileno(), _refusal(folder))
-            self._checksum = check_records(folder, offset)
-            self._file.truncate(offset)
-            self._file.seek(0, 2)
+            take_lock(self._files[FILE].fileno(), _refusal(folder))
+            self._chains = {name: check_lines(folder / name, sizes.get(name, 0)) for name in FILES}
+            for name, file in self._files.items():
+                file.truncate(sizes.get(name, 0))
+                file.seek(0, 2)
             self._board = Board(folder / "tensorboard", step)
         except BaseException:
-            self._file.close()
+            self._close_files()
             raise
 
-    def write(self, record: AnyRecord) -> None:
-        line, self._checksum = record_line(json.dumps(record.model_dump()), self._checksum)
-        self._file.write(line)
-        self._board.write(record)
+    def start(self, mixture: Mapping[str, float], run: str | None) -> None:
+        """Writes the first lines of both files. run: its identity."""
+        self.write(Started(step=0, run=run))
+        self._append(PLAIN, json.dumps({"step": 0, "run": run, "mixture": dict(mixture)}))
+        self._board.write(0, {f"mixture/{name}": share for name, share in mixture.items()})
 
-    def flushed(self) -> int:
-        """Waits until all records are on the disk. Returns their size in bytes."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
+    def write(self, record: AnyRecord) -> None:
+        """Writes a record. The dev losses of a validation also stand beside the updates, as evaluations of any run."""
+        self._append(FILE, json.dumps(record.model_dump()))
+        self._board.write(record.step, scalars(record))
+        if isinstance(record, Validated):
+            seen = {"step": record.step, "eval_loss": record.dev_loss, "finished": record.finished}
+            self._append(PLAIN, json.dumps(seen))
+
+    def write_update(self, update: Update, passes: Mapping[str, float]) -> None:
+        self._append(PLAIN, line_of(moment_of(update, passes)))
+        self._board.write(update.step, update.scalars(passes=passes))
+
+    def _append(self, name: str, content: str) -> None:
+        self._files[name].write(self._chains[name].written(content))
+
+    def flushed(self) -> dict[str, int]:
+        """Waits until all lines are on the disk. Returns {file: size in bytes}."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {name: file.tell() for name, file in self._files.items()}
 
     def close(self) -> None:
         try:
-            self._file.close()
+            self._close_files()
         finally:
             self._board.close()
+
+    def _close_files(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for file in self._files.values():
+                stack.callback(file.close)
 
 
 def check_free(folder: Path) -> None:

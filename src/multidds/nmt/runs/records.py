@@ -1,15 +1,11 @@
-"""The types of records: the start of a run, its steps, updates, validations and weights of sentence pairs.
+"""The types of records: the start of a run, its steps, validations and weights of sentence pairs.
 
-The words for the findings of an update are those of `Update.groups`, in records, on TensorBoard and in reports. Does
-not import torch.
+Updates of the mixture are in mixture.jsonl, as of every trainer. Does not import torch.
 """
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-
-from multidds.history import Relevance
 
 Numbers = dict[str, float]  # by dataset, or by dev set
 
@@ -22,7 +18,6 @@ class Record(BaseModel):
 
 class Started(Record):
     kind: Literal["start"] = "start"
-    mixture: Numbers
     run: str | None = None  # its identity
 
 
@@ -32,37 +27,6 @@ class Stepped(Record):
     lr: float
     tokens: int  # target tokens so far
     tokens_per_second: float
-
-
-class AlignmentFacts(BaseModel):
-    """The table of inner products of an update, as cosines and norms."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rewards: dict[str, Numbers]  # both, whichever the run uses: "multidds", "multidds-s"
-    cosines: list[list[float]]  # [dev, train]
-    train_norms: list[float]
-    dev_norms: list[float] | list[list[float]]  # [dev]; with step-ahead [dev, train]
-
-
-class Updated(Record):
-    kind: Literal["update"] = "update"
-    mixture: Numbers
-    reward: Numbers
-    train_loss: Numbers
-    dev_loss: Numbers  # of the probe
-    dev_weight: Numbers
-    noise: Numbers = {}  # standard errors of the rewards, if the update estimated them
-    signal: float | None = None  # the share of the rewards that is not noise, 0 to 1
-    drift: float = 0.0  # total variation between the mixture and the prior
-    learned: float = 0.0  # and between the mixture and the plan
-    unlearned: float = 0.0  # and between the plan and the prior
-    passes: Numbers
-    skipped: str | None
-    notes: list[str]
-    seconds: float
-    alignment: AlignmentFacts | None = None
-    relevance: Relevance = {}  # by all evidence so far, if the rule estimates it
 
 
 class Validated(Record):
@@ -109,10 +73,5 @@ class Scored(Record):
     skipped: str | None  # why the last update did not change the scores
 
 
-AnyRecord = Started | Stepped | Updated | Validated | Scored
+AnyRecord = Started | Stepped | Validated | Scored
 ANY: TypeAdapter[AnyRecord] = TypeAdapter(Annotated[AnyRecord, Field(discriminator="kind")])
-
-
-def mixtures_of(records: Iterable[AnyRecord]) -> list[tuple[int, Numbers]]:
-    """Returns (step, mixture from there on), from the start of a run to its last update."""
-    return [(record.step, record.mixture) for record in records if isinstance(record, Started | Updated)]

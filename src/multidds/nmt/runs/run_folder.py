@@ -4,6 +4,7 @@ import contextlib
 import json
 import platform
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,11 +17,11 @@ from ..config.config_diff import forbidden_changes
 from ..prepare import Prepared
 from . import checkpoints
 from .identity import identity_of, new_identity
-from .record_files import FILE, Follower, Records, check_records
+from .record_files import FILES, Follower, Records, check_lines
 from .records import Validated
 
 # The files of a run that was killed before its config.json was written.
-_EARLY = {FILE, "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}
+_EARLY = {*FILES, "tensorboard", VOCABULARY, VOCABULARY + PARTIAL, "config.json" + PARTIAL}
 
 
 def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
@@ -42,14 +43,15 @@ def check_run_folder(config: Config, folder: Path, prepared: Prepared) -> None:
         )
 
 
-def check_beside(folder: Path, size: int, step: int) -> None:
+def check_beside(folder: Path, sizes: Mapping[str, int], step: int) -> None:
     """Raises a DamagedError unless the files beside a checkpoint are whole.
 
     folder: the run.
-    size: bytes of its records that the checkpoint needs.
+    sizes: {file: bytes that the checkpoint needs}, of records and updates.
     step: of the checkpoint. A best model of an earlier step must be there; one of a later step is made again.
     """
-    check_records(folder, size)
+    for name, size in sizes.items():
+        check_lines(folder / name, size)
     best = [record.step for record in Follower(folder).read()[1] if isinstance(record, Validated) and record.best]
     if best and best[-1] <= step:
         if not (folder / checkpoints.BEST).exists():
@@ -57,16 +59,16 @@ def check_beside(folder: Path, size: int, step: int) -> None:
         checkpoints.check(folder / checkpoints.BEST)
 
 
-def open_run(config: Config, folder: Path, prepared: Prepared, offset: int, step: int) -> Records:
+def open_run(config: Config, folder: Path, prepared: Prepared, sizes: Mapping[str, int], step: int) -> Records:
     """Writes the config of a run and opens its records.
 
     config: of the run.
     folder: of the run.
     prepared: its data.
-    offset: bytes of the records to keep.
+    sizes: {file: bytes to keep}, of records and updates.
     step: the step to resume from, for TensorBoard.
     """
-    records = Records(folder, offset, step)
+    records = Records(folder, sizes, step)
     try:
         _write_config(config, folder, prepared)
     except BaseException:  # a full disk

@@ -1,30 +1,23 @@
-"""The numbers of records on TensorBoard."""
+"""The numbers of records and updates on TensorBoard."""
 
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from multidds.history import FACTS
 from multidds.history.loggers import LAYOUT
 
-from .records import AnyRecord, Started, Updated
+from .records import AnyRecord
 
 
 def scalars(record: AnyRecord) -> dict[str, float]:
     """Returns the numbers of a record by their tags.
 
-    Those of an update have the tags of `Update.scalars`, others begin with the kind of the record, so that a probe and
-    a validation do not share a tag.
+    They begin with the kind of the record, so that a validation and the probe of an update do not share a tag.
     """
-    numbers: dict[str, float] = {}
-    for key, value in record.model_dump(exclude={"kind", "step"}).items():
-        group = isinstance(value, dict) and isinstance(record, Started | Updated)
-        kind = "balance" if isinstance(record, Updated) and key in FACTS else record.kind
-        numbers |= _flat(key if group else f"{kind}/{key}", value)
-    return numbers
+    return dict(_flat(record.kind, record.model_dump(exclude={"kind", "step"})))
 
 
 def _flat(tag: str, value: object) -> Iterator[tuple[str, float]]:
@@ -36,7 +29,7 @@ def _flat(tag: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 class Board:
-    """A writer of records to TensorBoard.
+    """A writer of numbers to TensorBoard.
 
     TensorBoard's own writers are not used: one writes '_' for most characters of a name, and those that write in a
     thread fail there if the disk is full, with a traceback.
@@ -57,12 +50,13 @@ class Board:
         self._add(Event(session_log=SessionLog(status=SessionLog.START), step=step + 1))
         self._add(Event(summary=custom_scalars(LAYOUT)))  # type: ignore[no-untyped-call]
 
-    def write(self, record: AnyRecord) -> None:
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Writes numbers of a step by their tags."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(record).items()]
-        self._add(Event(summary=Summary(value=values), step=record.step))
+        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
+        self._add(Event(summary=Summary(value=values), step=step))
 
     def _add(self, event: Any) -> None:
         event.wall_time = time.time()

@@ -1,13 +1,11 @@
-"""The balancer of a training, made from its config, and its updates as records."""
+"""The balancer of a training, made from its config."""
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from multidds import Balancer, Budget, Mixture, Probes, Update
+from multidds import Balancer, Budget, Mixture, Probes
 from multidds._base.errors import UserError
 from multidds.balancer.pace import Pace, pace_of
 from multidds.rules import Cosine, MovingAverage, RelevancePlan, Reward, Rule, Scorer, StabilizedCosine
@@ -16,7 +14,6 @@ from ..batches.batch import Batch
 from ..batches.probe_batches import ProbeSentences
 from ..batches.sentences import Sentences
 from ..config.config import Config, MixtureSettings
-from ..runs.records import AlignmentFacts, Updated
 from .schedule import planned_sentences, planned_steps
 
 DEFAULT = ("learned", "shuffled")  # methods with the default rule: itself, and its control
@@ -111,32 +108,4 @@ def _rule(config: Config) -> Rule:
         rule=scorer.rule,
         floor=scorer.floor,
         table=None if whole else settings.sketch or None,
-    )
-
-
-def record_of(update: Update, step: int, passes: Mapping[str, float]) -> Updated:
-    aligned = None
-    if (table := update.alignment) is not None:
-        weights = torch.tensor([update.weights[name] for name in table.dev_names], dtype=torch.float64)
-        both = {"multidds": table.multidds(weights), "multidds-s": table.multidds_s(weights)}
-        aligned = AlignmentFacts(
-            rewards={key: dict(zip(table.train_names, r.tolist(), strict=True)) for key, r in both.items()},
-            cosines=[[round(c, 5) for c in row] for row in table.cosines().tolist()],
-            train_norms=table.train_norms.tolist(),
-            dev_norms=table.dev_norms.tolist(),
-        )
-    groups: dict[str, Any] = {**update.groups(), "passes": passes}
-    notes = list(update.notes)
-    return Updated(
-        step=step,
-        **groups,
-        signal=None if math.isnan(update.signal) else update.signal,
-        drift=update.drift,
-        learned=update.learned,
-        unlearned=update.unlearned,
-        skipped=update.skipped,
-        notes=notes,
-        seconds=update.seconds,
-        alignment=aligned,
-        relevance={} if update.relevance is None else update.relevance_table(),
     )

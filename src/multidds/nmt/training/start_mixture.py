@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping
 
 from multidds import Mixture
+from multidds.history import PLAIN
 from multidds.mixture import Replay
 
 from ..batches.sentences import Sentences
 from ..config.config import Config
 from ..runs.earlier_run import EarlierRun
-from ..runs.record_files import read_records
-from ..runs.records import Updated
+from ..runs.record_files import read_lines
 from .schedule import planned_sentences, planned_steps
 
 
@@ -49,8 +49,8 @@ def plan_weights(config: Config) -> dict[str, float] | None:
 
 def _learned_by(earlier: EarlierRun) -> dict[str, float]:
     """Returns the mixture after the last update of a run; empty if there was none."""
-    updates = [record for record in read_records(earlier.weights.parent) if isinstance(record, Updated)]
-    return updates[-1].mixture if updates else {}
+    lines = [line for line in read_lines(earlier.weights.parent, PLAIN) if "mixture" in line]
+    return dict(lines[-1]["mixture"]) if len(lines) > 1 else {}
 
 
 def schedule_of(config: Config, data: Mapping[str, Sentences], mixture: Mixture) -> Replay | None:

@@ -1,6 +1,6 @@
 """The training loop, read top to bottom.
 
-A run is one folder: config.json, records.jsonl, checkpoints/, best.safetensors, tensorboard/. Rank 0 writes it. The
+A run is one folder: config.json, records.jsonl, mixture.jsonl, checkpoints/, best.safetensors, tensorboard/. Rank 0 writes it. The
 ranks divide the batches of every step, and all take the same decisions.
 """
 
@@ -32,9 +32,9 @@ from ..runs import checkpoints
 from ..runs.earlier_run import earlier_run
 from ..runs.identity import identity_of
 from ..runs.record_files import check_free
-from ..runs.records import AnyRecord, Started, Stepped, Validated
+from ..runs.records import AnyRecord, Stepped, Validated
 from ..runs.run_folder import check_beside, check_run_folder, open_run
-from .balancing import make_balancer, record_of
+from .balancing import make_balancer
 from .checkpoint_state import load, saved
 from .progress import Display, Progress, RecentLosses, stop_signals
 from .schedule import learning_rate, planned_steps
@@ -131,16 +131,16 @@ class Training:
         self.progress = Progress()
         self.losses = RecentLosses(self.processes)
         self.resumed_from = self.processes.size  # processes of the training that is resumed
-        offset = 0 if found is None else self._load(found.tensors, found.state)
+        sizes = {} if found is None else self._load(found.tensors, found.state)
         self._logged = (self.progress.tokens, self._seconds_of_steps())  # at the last line
         # The ranks agree before one of them writes.
         self.processes.check_same(
             {"recipe": config.model_dump_json(), "corpus": prepared.fingerprint, "checkpoint": self.progress.step}
         )
         writes = self.processes.rank == 0
-        self.records = open_run(config, folder, prepared, offset, self.progress.step) if writes else None
-        if found is None:
-            self._record(Started(step=0, mixture=self.mixture.probabilities, run=identity_of(folder)))
+        self.records = open_run(config, folder, prepared, sizes, self.progress.step) if writes else None
+        if found is None and self.records is not None:
+            self.records.start(self.mixture.probabilities, identity_of(folder))
 
     def first_lines(self) -> list[str]:
         """Returns messages about the resumed checkpoint and those that could not be used, and the start line."""
@@ -308,7 +308,8 @@ class Training:
             return self.balancer.step()
 
     def record_update(self, update: Update, show: Display) -> None:
-        self._record(record_of(update, self.progress.step, self.stream.passes))
+        if self.records is not None:
+            self.records.write_update(update, self.stream.passes)
         show.progress(self.fraction(), {"mixture": update.mixture})
         if update.skipped:
             show.line(f"step {update.step}: the mixture did not move: {update.skipped}")
@@ -406,16 +407,16 @@ class Training:
         self.processes.meet()  # no rank ends, or goes on, before it is written
 
     def _check_beside(self, state: dict[str, Any]) -> None:
-        check_beside(self.folder, int(state["records"]), int(state["progress"]["step"]))
+        check_beside(self.folder, state["records"], int(state["progress"]["step"]))
 
-    def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
-        """Loads a checkpoint, and returns the length in bytes of the records that belong to it."""
+    def _load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> dict[str, int]:
+        """Loads a checkpoint, and returns {file: bytes that belong to it}, of records and updates."""
         self.progress = Progress(**state["progress"])
         load(self, tensors, state)
         if self.progress.finished and not self.reason_to_finish() and not self.out_of_patience():
             self.progress.finished = ""  # max_steps or max_epochs has grown
         self.resumed_from = int(state["processes"])
-        return int(state["records"])
+        return dict(state["records"])
 
     def _write_best(self) -> None:
         if self.processes.rank == 0:
