@@ -7,7 +7,7 @@ of one's own.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -293,16 +293,12 @@ class Probe:
             for part in self.model.replicas.gather(dict(values)):
                 values.update(part)
 
-        if ahead:  # each dataset sees the same dev batches
+        splits = not ahead
+        if ahead and not self._kept:  # each dataset sees the same dev batches
             splits = self.model.replicas.size > 1 and self._splittable("dev") == set(self.names("dev"))
-            if splits and not self._kept:
-                with self.model.replicas.raise_on_all_ranks(), self.model.alone():
-                    self._keep_dev_batches()
-            elif not self._kept:
+            with self.model.replicas.raise_on_all_ranks(), self.model.alone() if splits else nullcontext():
                 self._keep_dev_batches()
-            self._walk("train", round_.datasets, round_, visit, join, together=not splits)
-        else:
-            self._walk("train", round_.datasets, round_, visit, join)
+        self._walk("train", round_.datasets, round_, visit, join, together=not splits)
         return self.agreed({name: values[name] for name in round_.datasets})
 
     def agreed(self, values: Mapping[str, float]) -> dict[str, float]:
