@@ -1,17 +1,19 @@
-"""Sources of probe batches: the batches of a rank, batches that mix sets, sources that are refused, and resume."""
+"""Sources: the batches of a rank, parts of a round, sources that are refused, errors and resume."""
 
 import re
 
 import pytest
 import torch
 from assertions import assert_equal
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from toy_streams import Flow
 from toys import Places, batch, dataset
 
 from multidds import batches_of
-from multidds.probes.probe_sources import ProbeSources
+from multidds.sampling.sources import open_source, part_indices, refuse_sharing
 
 
 class Endless:
@@ -29,45 +31,84 @@ KINDS = {
 }
 
 
-def sources_of(kind="function", seed=0):
+def opened(given, role="train", name="a", seed=0):
+    return open_source("Balancer", role, name, given, seed)
+
+
+def source_of(kind="function", **key):
     torch.manual_seed(0)  # of which stateful loaders make their own seeds
-    given = {role: {name: KINDS[kind](dataset(13, seed=7)) for name in "ab"} for role in ("train", "dev")}
-    return ProbeSources("Balancer", given, seed)
+    return opened(KINDS[kind](dataset(13, seed=7)), **key)
 
 
-def drawn(sources, role="train", name="a", update=0, numbers=range(4), total=4):
-    return list(sources.batches(role, name, update, numbers, total))
+def drawn(source, update=0, numbers=range(4), total=4):
+    """The batches of these numbers, as a rank draws them."""
+    found = []
+    for j in range(total):
+        if j in numbers:
+            found.append((j, source.draw((update, j))))
+        else:
+            source.skip()
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_draw_the_numbered_batches_of_one_process(kind):
-    one, *ranks = (sources_of(kind) for _ in range(3))
+    one, *ranks = (source_of(kind) for _ in range(3))
     for update in range(3):
-        parts = [drawn(each, update=update, numbers=range(2 * r, 2 * r + 2)) for r, each in enumerate(ranks)]
-        assert_equal(parts[0] + parts[1], drawn(one, update=update))
+        parts = [drawn(each, update, range(2 * r, 2 * r + 2)) for r, each in enumerate(ranks)]
+        assert_equal(parts[0] + parts[1], drawn(one, update))
 
 
 def test_random_batches_depend_on_seed_role_name_and_update():
-    keys = [{}, {"role": "dev"}, {"name": "b"}, {"update": 1}]
-    found = [drawn(sources_of(), **key)[0][1][0].sum().item() for key in keys]
-    found.append(drawn(sources_of(seed=1))[0][1][0].sum().item())
+    keys = [{}, {"role": "dev"}, {"name": "b"}, {"seed": 1}]
+    found = [drawn(source_of(**key))[0][1][0].sum().item() for key in keys]
+    found.append(drawn(source_of(), update=1)[0][1][0].sum().item())
     assert len(set(found)) == len(found)
-    assert drawn(sources_of())[0][1][0].sum().item() == found[0]
+    assert drawn(source_of())[0][1][0].sum().item() == found[0]
 
 
-def test_examples_come_one_of_each_set_by_name_then_the_second_ones():
-    found = sources_of().examples("train", {"b": 3, "a": 1}, update=0)
-    assert [name for name, _ in found] == ["a", "b", "b", "b"]
-    before = torch.get_rng_state()
-    again = sources_of().examples("train", {"a": 1, "b": 3}, update=0)
-    assert_equal(again, found)
-    assert torch.equal(torch.get_rng_state(), before)
+# --------------------------------------------------------------------------------------------------------- parts
 
 
-def test_only_what_batches_of_made_is_split_among_ranks():
-    given = {"train": {"a": batches_of(dataset(), 4), "b": [batch(0)]}, "dev": {"x": lambda generator: batch(0)}}
-    sources = ProbeSources("Balancer", given, 0)
-    assert (sources.splittable("train"), sources.splittable("dev")) == ({"a"}, set())
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 5), st.integers(1, 9), st.integers(0, 99))
+def test_parts_of_a_round_share_no_example_and_use_all(size, parts, batches, count, key):
+    drawn = [
+        [part_indices(size, key, (part, parts, place), count) for place in range(batches)] for part in range(parts)
+    ]
+    of_parts = [[i for batch in each for i in batch] for each in drawn]
+    for part, indices in enumerate(of_parts):
+        assert len(indices) == batches * count
+        assert set(indices) <= set(range(size))
+        for other in of_parts[:part] if parts <= size else ():
+            assert not set(indices) & set(other)
+        room = size // min(parts, size)  # at least so many examples of its own
+        assert len(set(indices)) >= min(room, len(indices))
+
+
+def test_every_example_comes_equally_often_over_rounds():
+    counts = torch.zeros(10)
+    for key in range(3000):
+        for i in part_indices(10, key, (1, 2, 0), 3):
+            counts[i] += 1
+    assert counts.sum() == 9000
+    assert (counts - 900).abs().max() < 5 * 900**0.5
+
+
+def test_the_parts_of_batches_of_are_those_of_its_indices():
+    source = opened(batches_of(range(40), 5))
+    found = [source.draw((3, j), (j % 2, 2, j // 2)).tolist() for j in range(4)]
+    assert len({i for each in found for i in each}) == 20  # no example twice, not even within a part
+    assert found != [source.draw((4, j), (j % 2, 2, j // 2)).tolist() for j in range(4)]
+    assert found[1] == source.draw((3, 1), (1, 2, 0)).tolist()
+
+
+def test_a_source_says_how_many_parts_it_can_have():
+    loader = DataLoader(dataset(13), batch_size=4)
+    given = [batches_of(dataset(7), 4), loader, [batch(0)], Endless(), lambda generator: batch(0)]
+    assert [opened(each).most_parts for each in given] == [7, 4, 1, float("inf"), float("inf")]
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -83,32 +124,26 @@ def test_only_what_batches_of_made_is_split_among_ranks():
 )
 def test_sources_that_cannot_be_drawn_from_are_refused_by_name(source, message):
     with pytest.raises((ValueError, TypeError), match=f"Balancer: dev 'x': .*{message}"):
-        ProbeSources("Balancer", {"dev": {"x": source}}, 0)
+        opened(source, "dev", "x")
 
 
 def test_one_stateful_object_under_two_names_is_refused():
     loader = StatefulDataLoader(dataset(), batch_size=4)
     with pytest.raises(ValueError, match="StatefulDataLoader.*twice"):
-        ProbeSources("Balancer", {"train": {"a": loader}, "dev": {"x": loader}}, 0)
+        refuse_sharing("Balancer", [loader, [batch(0)], loader])
 
 
 @pytest.mark.parametrize("source", [Endless(), DataLoader(Flow("x", 5), batch_size=4)], ids=lambda s: type(s).__name__)
 def test_a_source_without_a_state_is_named_at_once_and_when_the_state_is_saved(source, caplog):
-    sources = ProbeSources("Balancer", {"dev": {"x": source}}, 0)
+    stream = opened(source, "dev", "x")
     name = "Endless" if isinstance(source, Endless) else "IterableDataset"
     assert re.search(f"dev 'x'.*{name}.*StatefulDataLoader", caplog.text)
-    assert drawn(sources, "dev", "x")
+    assert drawn(stream)
     with pytest.raises(ValueError, match=f"dev 'x'.*{name}"):
-        sources.state_dict()
+        stream.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("other", "message"), [([batch(0)], "train 'b'.*batches_of"), (batches_of(dataset(), 5), "batch_size.*train 'b'")]
-)
-def test_sets_that_cannot_be_mixed_are_refused_by_name(other, message):
-    sources = ProbeSources("Balancer", {"train": {"a": batches_of(dataset(), 4), "b": other}}, 0)
-    with pytest.raises(ValueError, match=message):
-        sources.mixing("train")
+# ----------------------------------------------------------------------------------------------- errors and resume
 
 
 class Random(torch.utils.data.Dataset):
@@ -136,48 +171,39 @@ RANDOM = {
     "loader": lambda: DataLoader(Random(), batch_size=2, shuffle=True),
     "stateful loader": lambda: StatefulDataLoader(Random(), batch_size=2, shuffle=True),
     "stateful loader, peeked at": lambda: peeked(StatefulDataLoader(Random(), batch_size=2)),
+    **{kind: lambda make=make: make(dataset(13, seed=7)) for kind, make in KINDS.items() if "loader" not in kind},
 }
 
 
 @pytest.mark.parametrize("before", [0, 1, 2], ids=["first draw", "in a pass", "at its end"])
 @pytest.mark.parametrize("kind", RANDOM)
-def test_random_examples_are_the_same_after_an_error_and_after_a_resume(kind, before):
+def test_batches_are_the_same_after_an_error_and_after_a_resume(kind, before):
     def made():
         torch.manual_seed(0)
-        return ProbeSources("Balancer", {"train": {"a": RANDOM[kind]()}}, 0)
+        return opened(RANDOM[kind]())
 
     whole, broken, resumed = made(), made(), made()
-    for sources in (whole, broken):
+    for source in (whole, broken):
         for update in range(before):
-            drawn(sources, update=update)
+            drawn(source, update)
     state = broken.state_dict()
-    with pytest.raises(ZeroDivisionError), broken.put_back_on_error():
-        1 / (0 * len(drawn(broken, update=before, numbers=range(3), total=3)))
-    expected = drawn(whole, update=before)
-    assert_equal(drawn(broken, update=before), expected)
-    broken.load_state_dict(state, 0)  # once more, in the same object and in another
-    assert_equal(drawn(broken, update=before), expected)
-    resumed.load_state_dict(state, 0)
-    assert_equal(drawn(resumed, update=before), expected)
+    drawn(broken, before, range(3), total=3)  # of an update that fails then
+    broken.load_state_dict(state)
+    expected = drawn(whole, before)
+    assert_equal(drawn(broken, before), expected)
+    broken.load_state_dict(state)
+    assert_equal(drawn(broken, before), expected)
+    resumed.load_state_dict(state)
+    assert_equal(drawn(resumed, before), expected)
 
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_a_loader_that_fails_at_once_goes_back_to_its_place(kind):
-    whole, broken = (ProbeSources("Balancer", {"train": {"a": kind(Random(at), batch_size=2)}}, 0) for at in (None, 6))
-    for sources in (whole, broken):
-        drawn(sources, total=3, numbers=range(3))
-    with pytest.raises(ConnectionError), broken.put_back_on_error():
-        drawn(broken, update=1)
-    assert_equal(drawn(broken, update=1), drawn(whole, update=1))
-
-
-@pytest.mark.parametrize("before", [0, 1], ids=["first draw", "in a pass"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_sources_go_back_to_their_places_if_an_update_raises(kind, before):
-    whole, broken = sources_of(kind), sources_of(kind)
-    for sources in (whole, broken):
-        for update in range(before):
-            drawn(sources, update=update)
-    with pytest.raises(ZeroDivisionError), broken.put_back_on_error():
-        1 / (0 * len(drawn(broken, update=before, numbers=range(3), total=3)))
-    assert_equal(drawn(broken, update=before), drawn(whole, update=before))
+    whole, broken = (opened(kind(Random(at), batch_size=2)) for at in (None, 6))
+    for source in (whole, broken):
+        drawn(source, numbers=range(3), total=3)
+    state = broken.state_dict()
+    with pytest.raises(ConnectionError):
+        drawn(broken, 1)
+    broken.load_state_dict(state)
+    assert_equal(drawn(broken, 1), drawn(whole, 1))
