@@ -1,12 +1,19 @@
-import json
+"""The default rule: where it starts, what evidence moves, what it notes, and its state."""
 
+import json
+import math
+
+import numpy as np
 import pytest
+from toy_rules import updated
 
 from multidds import Mixture
-from multidds.rules import Evidence, RelevancePlan, Training
+from multidds.rules import RelevancePlan, Training
+from multidds.rules.relevance_plan import repetition_of
 
 SIZES = {"goal": 150, "near": 6000, "far": 8000, "noise": 4000}
 DRAWS = 6400
+GOAL = {"goal": 0.5, "near": 0.4, "far": 0.02, "noise": -0.05}
 
 
 def training(dev=("goal",), weights=None, sizes=SIZES, draws=DRAWS, prior=None):
@@ -14,26 +21,20 @@ def training(dev=("goal",), weights=None, sizes=SIZES, draws=DRAWS, prior=None):
     return Training(prior, weights or {name: 1 / len(dev) for name in dev}, sizes, draws)
 
 
-def evidence(rows, weights=None, passes=None):
-    """rows: {dev set: {dataset: cosine}}"""
-    relevance = {dev: {name: (value, 0.02) for name, value in row.items()} for dev, row in rows.items()}
-    rewards = dict.fromkeys(SIZES, 0.0)
-    return Evidence(
-        rewards=rewards,
-        relevance=relevance,
-        weights=weights or {dev: 1 / len(rows) for dev in rows},
-        passes=passes or {},
-    )
-
-
-GOAL = {"goal": 0.5, "near": 0.4, "far": 0.02, "noise": -0.05}
-
-
 def learned(start, updates=10, rows=None, weights=None):
+    """The mixture after so many updates that find the same."""
     state = RelevancePlan().start(start)
     for _ in range(updates):
-        found = state.step(evidence(rows or {"goal": GOAL}, weights))
-    return found
+        updated(state, rows or {"goal": GOAL}, weights=weights)
+    return state.mixture
+
+
+def distance(one, other):
+    """The total variation."""
+    return sum(abs(one[name] - other[name]) for name in SIZES) / 2
+
+
+# ----------------------------------------------------------------------------------------------------- the mixture
 
 
 @pytest.mark.claim(
@@ -41,7 +42,12 @@ def learned(start, updates=10, rows=None, weights=None):
 )
 def test_before_any_evidence_the_mixture_is_the_plan_by_names():
     names = tuple(SIZES)
-    assert RelevancePlan().start(training(names)).mixture == pytest.approx(Mixture.planned(SIZES, DRAWS).probabilities)
+    state = RelevancePlan().start(training(names))
+    assert state.mixture == pytest.approx(Mixture.planned(SIZES, DRAWS).probabilities)
+    assert math.isnan(state.signal)
+    updated(state, {name: dict.fromkeys(SIZES, 0.01) for name in names}, error=0.1)  # noise
+    assert state.mixture == pytest.approx(Mixture.planned(SIZES, DRAWS).probabilities)
+    assert state.signal == 0
 
 
 def test_without_sizes_or_length_the_given_mixture_is_the_start():
@@ -53,6 +59,12 @@ def test_without_sizes_or_length_the_given_mixture_is_the_start():
         assert moved["noise"] < 0.05
 
 
+def test_without_a_plan_the_given_mixture_is_the_start_and_nothing_is_repeated():
+    start = training()
+    assert RelevancePlan(plan=False).start(start).mixture == start.prior
+    assert RelevancePlan().start(start).mixture != start.prior
+
+
 def test_relevant_datasets_are_drawn_and_others_keep_the_floor():
     moved = learned(training())
     assert moved["near"] > 0.4
@@ -61,7 +73,7 @@ def test_relevant_datasets_are_drawn_and_others_keep_the_floor():
 
 
 @pytest.mark.claim("The method", "one goal said in three ways gives one mixture")
-def test_one_wish_said_in_three_ways_gives_one_plan():
+def test_one_goal_said_in_three_ways_gives_one_plan():
     """One dev set; all dev sets with one that counts; the same dev set under a name of its own."""
     others = {name: dict.fromkeys(SIZES, 0.1) for name in ("near", "far")}
     only = {"goal": 1.0, "near": 0.0, "far": 0.0}
@@ -72,30 +84,8 @@ def test_one_wish_said_in_three_ways_gives_one_plan():
     ]
     for one in ways:
         for other in ways:
-            assert sum(abs(one[name] - other[name]) for name in SIZES) / 2 < 0.1
+            assert distance(one, other) < 0.1
         assert one["goal"] * DRAWS / SIZES["goal"] <= 16 + 1e-6
-
-
-def test_a_dataset_that_is_held_at_a_limit_of_passes_is_named():
-    state = RelevancePlan(repetition=15).start(training())
-    found = evidence({"goal": {**GOAL, "near": 0.05}})
-    assert state.notes(found) == ()
-    moved = state.step(found)
-    assert moved["goal"] * DRAWS / SIZES["goal"] == pytest.approx(16)
-    assert state.notes(found) == ("goal: held at 16 passes",)
-    free = RelevancePlan(repetition=60).start(training())
-    free.step(found)
-    assert free.notes(found) == ()
-
-
-def test_a_memorised_dataset_gives_way():
-    state = RelevancePlan().start(training())
-    fresh = state.step(evidence({"goal": GOAL}))
-    losses = {"train_losses": {"goal": 1.0}, "dev_losses": {"goal": 3.0}}
-    for _ in range(5):
-        found = evidence({"goal": GOAL}, passes={"goal": 8.0})
-        memorised = state.step(Evidence(**{**vars(found), **losses}))
-    assert memorised["goal"] < fresh["goal"] / 2
 
 
 def test_dev_sets_of_weight_zero_do_not_count():
@@ -105,35 +95,158 @@ def test_dev_sets_of_weight_zero_do_not_count():
     assert moved == pytest.approx(learned(training()), abs=1e-6)
 
 
-def test_rewards_that_are_not_finite_change_nothing():
+def test_a_dataset_with_a_memorised_loss_gives_way():
     state = RelevancePlan().start(training())
-    before = state.state_dict()
-    found = evidence({"goal": GOAL})
-    assert state.step(Evidence(**{**vars(found), "rewards": {"goal": float("nan")}})) is None
-    assert state.state_dict() == before
+    updated(state, {"goal": GOAL})
+    fresh = state.mixture
+    losses = {"train": {"goal": 1.0}, "dev": {"goal": 3.0}}
+    for _ in range(5):
+        updated(state, {"goal": GOAL}, losses=losses, passes={"goal": 8.0})
+    assert state.mixture["goal"] < fresh["goal"] / 2
 
 
 def test_the_order_of_names_changes_nothing():
     turned = dict(reversed(SIZES.items()))
     start = training(sizes=turned, prior=dict(reversed(Mixture.proportional(SIZES).probabilities.items())))
-    rows = {"goal": dict(reversed(GOAL.items()))}
-    assert learned(start, rows=rows) == learned(training())
+    assert learned(start, rows={"goal": dict(reversed(GOAL.items()))}) == learned(training())
 
 
-def test_a_state_continues_exactly_and_another_rule_is_refused():
-    state, other = (RelevancePlan().start(training()) for _ in range(2))
-    state.step(evidence({"goal": GOAL}))
-    other.load_state_dict(json.loads(json.dumps(state.state_dict())))
-    assert other.step(evidence({"goal": GOAL})) == state.step(evidence({"goal": GOAL}))
-    with pytest.raises(ValueError, match="scorer"):
-        other.load_state_dict({"rule": "scorer"})
+def test_rewards_are_mean_cosines_and_relevance_is_of_pairs():
+    rows = {"goal": GOAL, "near": {"goal": 0.1, "near": 0.3, "far": 0.2, "noise": 0.0}}
+    state = RelevancePlan().start(training(tuple(rows)))
+    findings = updated(state, rows)
+    assert findings.rewards == pytest.approx({name: (GOAL[name] + rows["near"][name]) / 2 for name in SIZES})
+    assert set(findings.errors) == set(SIZES)
+    assert 0 < state.signal < 1
+    relevance = state.relevance()
+    assert relevance.keys() == rows.keys()
+    assert relevance["goal"]["goal"][0] == 1.0  # of the best dataset
+    assert relevance["goal"]["noise"][0] < 0  # of less use than the average one
 
 
 def test_very_many_pairs_are_kept_per_dataset():
-    names = [f"d{i}" for i in range(300)]
-    start = Training(dict.fromkeys(names, 1 / 300), dict.fromkeys(names, 1 / 300), dict.fromkeys(names, 100.0), 1e4)
-    state = RelevancePlan().start(start)
-    rewards = dict.fromkeys(names, 0.1) | {"d0": -0.2, "d1": 0.3}
-    moved = state.step(Evidence(rewards=rewards, weights=dict.fromkeys(names, 1 / 300)))
-    assert moved["d0"] < moved["d2"] < moved["d1"]
+    names = [f"d{i:03}" for i in range(300)]
+    weights = dict.fromkeys(names, 1 / 300)
+    state = RelevancePlan().start(Training(weights, weights, dict.fromkeys(names, 100.0), 1e4))
+    row = dict.fromkeys(names, 0.1) | {"d000": -0.2, "d001": 0.3}
+    updated(state, dict.fromkeys(names, row), error=0.001)
+    assert state.mixture["d000"] < state.mixture["d002"] < state.mixture["d001"]
     assert state.relevance() is None
+    assert 0 < state.signal < 1
+
+
+# ------------------------------------------------------------------------------------------------ repeated data
+
+
+def test_a_dataset_that_is_held_at_a_limit_of_passes_is_named():
+    rows = {"goal": {**GOAL, "near": 0.05}}
+    state = RelevancePlan(repetition=15).start(training())
+    assert updated(state, rows).notes == ("goal: held at 16 passes",)
+    assert state.mixture["goal"] * DRAWS / SIZES["goal"] == pytest.approx(16)
+    assert updated(RelevancePlan(repetition=60).start(training()), rows).notes == ()
+
+
+def test_the_worth_of_one_more_pass_is_that_of_the_last_four_updates():
+    """Cosines of unit gradients: t . d is the cosine, and |d|^2 is 1."""
+    state, seen = RelevancePlan().start(training()), [0.9, 0.8, 0.5, 0.3, 0.2, 0.4]
+    for number, worth in enumerate(seen):
+        updated(state, {"goal": {**GOAL, "goal": worth}})
+        last = seen[max(0, number - 3) : number + 1]
+        (found, error) = state.worth()["goal"]
+        assert found == pytest.approx(sum(last) / len(last))
+        if len(last) == 1:
+            assert math.isnan(error)
+        else:  # of a mean
+            assert error == pytest.approx(np.std(last, ddof=1) / len(last) ** 0.5)
+    assert set(state.worth()) == {"goal"}  # the others have no dev set of their name
+
+
+@pytest.mark.parametrize(
+    ("worth", "passes", "note"),
+    [
+        (0.05, 8.0, "goal has had enough: 8 passes, one more is worth 0.05 ± 0.01 of new text"),
+        (-0.3, 8.0, "goal is harmed by more: one more pass is worth -0.30 ± 0.01 of new text"),
+        (0.05, 0.5, None),  # before the end of a pass nothing was repeated
+        (0.5, 8.0, None),
+    ],
+)
+def test_a_dataset_of_which_one_more_pass_is_of_no_use_is_named(worth, passes, note):
+    state = RelevancePlan(repetition=60).start(training())
+    for change in (-0.002, 0.002):
+        notes = updated(state, {"goal": {**GOAL, "goal": worth + change}}, passes={"goal": passes}).notes
+    assert [each for each in notes if "one more" in each] == ([note] if note else [])
+
+
+def test_one_update_does_not_say_that_a_dataset_has_had_enough():
+    found = updated(RelevancePlan().start(training()), {"goal": {**GOAL, "goal": -0.5}}, passes={"goal": 8.0})
+    assert not [note for note in found.notes if "one more" in note]
+
+
+@pytest.mark.claim("The method", "the worth of repeated data is measured by the gap between seen and unseen examples")
+def test_memorised_data_are_worth_less_and_data_that_generalise_more():
+    big, small, other = repetition_of(np.array([0.05, 2.0, 0.0]), np.array([1.0, 10.0, 0.0]))
+    assert small < other < 15
+    assert small < 5
+    assert big < 15
+    assert repetition_of(np.zeros(3), np.array([30.0, 60.0, 0.0]))[2] > 30
+
+
+def test_the_prior_of_repetition_is_fifteen_passes_and_data_that_agree_keep_it():
+    assert repetition_of(np.zeros(3), np.zeros(3)) == pytest.approx(15.0)
+    assert repetition_of(np.array([0.2, 0.4, 0.0]), np.array([15.0, 30.0, 0.0])) == pytest.approx(15.0)
+
+
+def test_the_repetition_of_a_dataset_is_shrunk_towards_the_common_value():
+    common = repetition_of(np.array([1.0, 1.0]), np.array([10.0, 10.0]))
+    apart = repetition_of(np.array([0.0, 2.0]), np.array([10.0, 10.0]))
+    assert apart[1] < common[1] < apart[0]
+    assert apart[0] / apart[1] < 2
+
+
+def test_gaps_are_of_datasets_with_a_dev_set_of_their_name_that_were_drawn():
+    state = RelevancePlan().start(training(("goal", "other")))
+    rows = {"goal": GOAL, "other": GOAL}
+    losses = {"train": {"goal": 1.0, "near": 1.0}, "dev": {"goal": 1.5, "other": 9.0}}
+    updated(state, rows, losses=losses, passes={"goal": 0.0, "near": 2.0})
+    assert state.gaps.tolist() == [0.0] * 4
+    updated(state, rows, losses=losses, passes={"goal": 3.0, "near": 2.0})
+    assert dict(zip(sorted(SIZES), state.gaps.tolist(), strict=True)) == {"far": 0, "goal": 0.5, "near": 0, "noise": 0}
+    assert state.gap_passes.max() == 3.0
+    updated(state, rows, losses={"train": {"goal": 2.0}, "dev": {"goal": 1.5}}, passes={"goal": 4.0})
+    assert state.gaps.max() == 0.0  # unseen examples are not easier than seen ones
+
+
+# ------------------------------------------------------------------------------------------------ the state
+
+
+def test_it_resumes_exactly():
+    def found(state, number):
+        losses = {"train": {"goal": 1.0}, "dev": {"goal": 1.0 + 0.1 * number}}
+        row = {**GOAL, "near": 0.1 * number}
+        return updated(state, {"goal": row}, losses=losses, passes={"goal": 1.0 + number}), state.mixture
+
+    whole, other = (RelevancePlan().start(training()) for _ in range(2))
+    for number in range(3):
+        found(whole, number)
+    other.load_state_dict(json.loads(json.dumps(whole.state_dict())), {})
+    for number in range(3, 9):
+        assert found(other, number) == found(whole, number)
+        assert other.state_dict() == whole.state_dict()
+    assert (other.relevance(), other.worth(), other.signal) == (whole.relevance(), whole.worth(), whole.signal)
+
+
+def test_states_of_other_datasets_are_refused_and_change_nothing():
+    state = RelevancePlan().start(training())
+    updated(state, {"goal": GOAL})
+    before = state.state_dict()
+    other = RelevancePlan().start(Training({"goal": 0.5, "x": 0.5}, {"goal": 1.0}))
+    for refused in (other.state_dict(), {"rule": "Logits"}, {**before, "gaps": [math.nan] * 4}):
+        with pytest.raises(ValueError, match="PlanState"):
+            state.load_state_dict(refused, {})
+        assert state.state_dict() == before
+
+
+@pytest.mark.parametrize("repetition", [0, -1.0, math.nan])
+def test_a_repetition_that_cannot_be_is_refused(repetition):
+    with pytest.raises(ValueError, match=f"repetition.*{repetition}"):
+        RelevancePlan(repetition=repetition)
