@@ -116,7 +116,7 @@ class Probe:
         with self.model.invisible(), self._put_back_on_error():
             self._begin_log()
             self.model.refuse_uneven(self.total)
-            self._total = self.total
+            self._total, self._divided = self.total, self.divided  # as they are now, also under `alone`
             self._check_ranks(agreed)
             yield
         self._last_losses |= {name: loss for name, loss in self.losses("dev").items() if math.isfinite(loss)}
@@ -243,7 +243,7 @@ class Probe:
         dev = {name: parts["dev"][name] for name in self._counted(round_)}
         train = {name: parts["train"][name] for name in round_.datasets}
         table = replace(
-            table_of_parts(dev, train, [self._batches_of_part(part) / self.divided for part in range(count)]),
+            table_of_parts(dev, train, [self._batches_of_part(part) / self._divided for part in range(count)]),
             train_losses=self.losses("train"),
             dev_losses=self.losses("dev"),
             unknown=self._without_parts(),
@@ -447,12 +447,12 @@ class Probe:
 
     def _part_of(self, number: int) -> Part:
         """Returns the part of a batch. Ranks that hold shards take the passes of a part together."""
-        rank, place = divmod(number, self.divided)
+        rank, place = divmod(number, self._divided)
         part = place % self.parts
         return part, self.parts, rank * self._batches_of_part(part) + place // self.parts
 
     def _batches_of_part(self, part: int) -> int:
-        return (self.divided - part + self.parts - 1) // self.parts
+        return (self._divided - part + self.parts - 1) // self.parts
 
     def _without_parts(self) -> frozenset[tuple[str, str]]:
         """Returns (role, name) of the sets with too few examples for parts: what they add to the noise is unknown."""
