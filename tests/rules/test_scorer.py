@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toy_rules import OnLists, by_place
 
 from multidds.reference import scorer_step, softmax
-from multidds.rules import Evidence, RelevancePlan, Scorer
+from multidds.rules import Cosine, MovingAverage, NotFiniteError, RelevancePlan, Scorer, Training
 from multidds.rules.scorer import raised_to
 
 PRIORS = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8).map(lambda ws: [w / math.fsum(ws) for w in ws])
@@ -137,7 +137,8 @@ def test_a_step_that_would_not_be_finite_changes_nothing(bad):
     rule = scorer([0.5, 0.5], optimizer=torch.optim.Adam)
     rule.step([0.1, 0.2])
     before = rule.state_dict()
-    assert rule.step([bad, 0.0]) is None
+    with pytest.raises(NotFiniteError, match="no finite probabilities"):
+        rule.step([bad, 0.0])
     assert rule.state_dict() == before
 
 
@@ -145,12 +146,45 @@ def test_a_step_in_inference_mode_does_not_hurt_the_next_one():
     with torch.inference_mode():
         rule = scorer([0.5, 0.5], optimizer=torch.optim.Adam)
         rule.step([0.1, 0.2])
-    assert rule.step([0.1, 0.2]) is not None
+    assert rule.step([0.1, 0.2]) == after(2, [0.5, 0.5], [0.1, 0.2], optimizer=torch.optim.Adam)
+
+
+def updated(rewards, **settings):
+    """What the rule finds with a reward of one's own, and its mixture."""
+    state = Scorer(lambda probe, round_: rewards, **settings).start(Training({"a": 0.5, "b": 0.5}))
+    return state.update(None, None), state.mixture
 
 
 def test_rewards_that_do_not_sum_to_more_than_zero_are_noted():
-    for rewards, rule, notes in (([0.1, -0.3], "sum", 1), ([0.1, -0.3], "policy", 0), ([0.1, 0.3], "sum", 0)):
-        assert len(scorer([0.5, 0.5], rule=rule).state.notes(Evidence(by_place(rewards)))) == notes
+    for values, rule, notes in (((0.1, -0.3), "sum", 1), ((0.1, -0.3), "policy", 0), ((0.1, 0.3), "sum", 0)):
+        found, _ = updated(dict(zip("ab", values, strict=True)), rule=rule)
+        assert len(found.notes) == notes
+
+
+def test_a_reward_may_be_a_function_of_ones_own():
+    found, mixture = updated({"b": 0.2, "a": 1}, lr=0.5, floor=0)
+    assert found.rewards == {"a": 1.0, "b": 0.2}
+    psi = scorer_step({"a": math.log(0.5), "b": math.log(0.5)}, {"a": 1.0, "b": 0.2}, 0.5)
+    assert mixture == pytest.approx(softmax(psi))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ({"a": 1.0}, "'b'"),
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, "'c'"),
+        (None, "NoneType"),
+        (3.0, "float"),
+    ],
+)
+def test_a_reward_function_that_gives_no_number_per_dataset_is_an_error(rewards, message):
+    with pytest.raises((ValueError, TypeError), match=f"Scorer: the reward.*{message}"):
+        updated(rewards)
+
+
+def test_a_reward_that_is_not_finite_moves_nothing():
+    with pytest.raises(NotFiniteError):
+        updated({"a": math.nan, "b": 1.0})
 
 
 def test_states_of_other_rules_optimizers_and_numbers_of_datasets_are_refused():
@@ -158,11 +192,12 @@ def test_states_of_other_rules_optimizers_and_numbers_of_datasets_are_refused():
     rule.step([0.1, 0.2])
     before = rule.state_dict()
     for other, message in (
-        (OnLists(RelevancePlan(), [0.5, 0.5]), "'relevance plan'"),
+        (OnLists(RelevancePlan(), [0.5, 0.5]), "'PlanState'.*'Logits'"),
         (scorer([0.5, 0.5], optimizer=torch.optim.Adam), "Adam.*SGD"),
         (scorer([0.5, 0.25, 0.25]), "3 logits.* 2"),
+        (OnLists(Scorer(MovingAverage()), [0.5, 0.5]), "another reward"),
     ):
-        with pytest.raises(ValueError, match=f"Scorer: .*{message}"):
+        with pytest.raises(ValueError, match=message):
             rule.load_state_dict(other.state_dict())
         assert rule.state_dict() == before
 
@@ -185,6 +220,11 @@ def test_a_scorer_is_settings_that_can_be_shared_compared_and_printed():
         ({"lr": math.nan}, "lr.*nan"),
         ({"optimizer": "adam"}, "optimizer.*'adam'"),
         ({"inner_steps": 0}, "inner_steps.* 0"),
+        ({"reward": "multidds-s"}, "reward.*'multidds-s'"),
+        ({"table": 0}, "table.* 0"),
+        ({"table": "big"}, "table.*'big'"),
+        ({"table": 64, "reward": Cosine(ahead=0.1)}, "table.*step ahead"),
+        ({"table": 64, "reward": MovingAverage()}, "table.*moving averages"),
         ({"rule": "max"}, "rule.*'max'"),
         ({"floor": -0.1}, r"floor.*-0\.1"),
         ({"floor": 1.0}, r"floor 1\.0.*below 0\.5"),
