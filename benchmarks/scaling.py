@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from multidds import Balancer, Mixture
-from multidds.rewards import StabilizedCosine
+from multidds.rules import Scorer
 
 LENGTH = 64
 
@@ -110,10 +110,10 @@ def cost(n: int, size: int, repeat: int) -> dict[str, float]:
     train = {name: both[:1] for name, both in zip(names, sets, strict=True)}
     dev = {name: both[1:] for name, both in zip(names, sets, strict=True)}
     flat = [batch for both in sets for batch in both]
-    kinds = {"plain": StabilizedCosine(), "sketched": StabilizedCosine(table=2**16)}
+    kinds = {"plain": Scorer(), "sketched": Scorer(table=2**16)}
     balancers = {
-        kind: Balancer(Mixture.uniform(names), model, loss, train=train, dev=dev, every=1, reward=reward)
-        for kind, reward in kinds.items()
+        kind: Balancer(Mixture.uniform(names), model, loss, train=train, dev=dev, every=1, rule=rule)
+        for kind, rule in kinds.items()
     }
     seconds: dict[str, list[float]] = {"training": [], "plain": [], "sketched": []}
     for _ in range(repeat):
