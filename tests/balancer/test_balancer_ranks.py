@@ -11,12 +11,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from toy_balancers import many
-from toys import Places, batch, dataset, loss, losses
+from toys import Places, batch, dataset, loss
 
-from multidds import Balancer, Budget, Mixture, MixtureSampler, Probes, batches_of, interleave
-from multidds.probes import probe
-from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine
-from multidds.rules import RelevancePlan, Scorer
+from multidds import Balancer, Mixture, MixtureSampler, Probes, batches_of, interleave
+from multidds.probes import relevance
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Scorer, StabilizedCosine
 
 NAMES, DEV = tuple("abcde"), tuple("wxyz")
 TOTAL = 6  # probe batches of a set over all ranks
@@ -28,19 +27,24 @@ KINDS = {
 }
 
 
-def smallest(alignment, weights):
-    return alignment.cosines().amin(dim=0)
+def smallest(probe, round_):
+    """A reward of a user: the smallest cosine, of the table."""
+    cosines = probe.table(round_).cosines().amin(dim=0)
+    return probe.agreed(dict(zip(round_.datasets, cosines.tolist(), strict=True)))
+
+
+def scorer(reward, **settings):
+    return Scorer(reward, lr=1, **settings)
 
 
 CASES = [
-    {"reward": Cosine()},
-    {"reward": Cosine(ahead=0.05, table=64), "priority": "low"},
-    {"reward": StabilizedCosine(table=64), "priority": "low"},
-    {"reward": StabilizedCosine(ahead=0.05, table="exact")},
-    {"reward": StabilizedCosine(table="exact")},
-    {"reward": MovingAverage(), "priority": "low"},
-    {"reward": MovingAverage(ahead=0.05)},
-    {"reward": FromTable(smallest, sketch=64)},
+    {"rule": scorer(Cosine())},
+    {"rule": scorer(Cosine(ahead=0.05)), "priority": "low"},
+    {"rule": scorer(StabilizedCosine(), table=64), "priority": "low"},
+    {"rule": scorer(StabilizedCosine(ahead=0.05))},
+    {"rule": scorer(StabilizedCosine())},
+    {"rule": scorer(MovingAverage()), "priority": "low"},
+    {"rule": scorer(smallest)},
     {"rule": RelevancePlan()},
 ]
 WAYS = {  # (kind of sources, split_work): cases
@@ -70,7 +74,7 @@ def make(kind="function", train=None, dev=None, model=None, compute=loss, **opti
     """A balancer with a batch per rank; train, dev: sources in the place of others."""
     train, dev = sources(kind, NAMES, 0) | (train or {}), sources(kind, DEV, 20) | (dev or {})
     mixture = Mixture.proportional({name: i + 1 for i, name in enumerate(NAMES)})
-    options = {"rule": Scorer(lr=1), "every": 1, "probes": Probes(batches=1), **options}
+    options = {"rule": scorer(StabilizedCosine()), "every": 1, "probes": Probes(batches=1), **options}
     return Balancer(mixture, model or network(), compute, train=train, dev=dev, **options)
 
 
@@ -82,7 +86,7 @@ def found(balancer, updates=2):
         table = update.alignment
         tensors = [] if table is None else [table.dev_train, table.dev_dev, table.train_norms]
         results.append([numbers, [list(each) for each in numbers], tensors, update.skipped, update.notes])
-    return [results, balancer.state_dict()["estimator"]["dev"]["sources"]]
+    return [results, balancer.state_dict()["probe"]["sources"]]
 
 
 def broken():
@@ -99,7 +103,7 @@ def broken():
     train["d"].tensors[0].fill_(0.0)
     train, dev = ({name: batches_of(d, 4) for name, d in sets.items()} for sets in (train, dev))
     in_all = Probes(batches=2, count="in all")
-    return make(train=train, dev=dev, reward=Cosine(), compute=scaled, probes=in_all)
+    return make(train=train, dev=dev, rule=scorer(Cosine()), compute=scaled, probes=in_all)
 
 
 def all_updates():
@@ -111,20 +115,15 @@ def all_updates():
     ]
     for total in (1, 2, 4):
         in_all = Probes(batches=total, count="in all")
-        results += [found(make(probes=in_all, **case)) for case in (CASES[2], CASES[-1])]
+        results += [found(make(probes=in_all, **case)) for case in (CASES[2], *CASES[-1:] * (total > 1))]
     results.append(found(broken(), updates=1))
     return results
 
 
 def updates_of_parts():
-    """Two updates of a part by gradients, and two by mixed batches, with dropout."""
-    each = Probes(batches=TOTAL // world_size())
-    mixed = {"reward": MeanSlope(losses), "every": Budget(0.45 / world_size())}
-    results = []
-    for options in ({"probes": each}, mixed):
-        balancer = many(model=network(), **options)
-        results += [found(balancer), len(balancer.update().probed)]
-    return results
+    """Three updates of a part, with dropout."""
+    balancer = many(model=network(), probes=Probes(batches=TOTAL // world_size()))
+    return [found(balancer), len(balancer.update().probed)]
 
 
 # ------------------------------------------------------------------------------------------ checks on every rank
@@ -169,7 +168,9 @@ def check_less_is_sent_if_work_is_split():
             ("together", False, network()),
             ("synchronised", None, synchronised),
         ):
-            make(model=model, reward=Cosine(), probes=Probes(batches=2, mode="eval", split_work=split_work)).step()
+            make(
+                model=model, rule=scorer(Cosine()), probes=Probes(batches=2, mode="eval", split_work=split_work)
+            ).step()
             sent[way] = sent.pop("now")
     finally:
         dist.all_reduce = original
@@ -187,9 +188,9 @@ def check_every_rank_has_as_much_to_do():
         passes.append(1)
         return loss(model, b)
 
-    for case in ({"reward": Cosine()}, {"rule": RelevancePlan()}):
+    for rule in (scorer(Cosine()), RelevancePlan()):
         passes.clear()
-        make(compute=counted, probes=Probes(batches=2), **case).step()
+        make(compute=counted, probes=Probes(batches=2), rule=rule).step()
         assert len(passes) == 2 * (len(NAMES) + len(DEV))
 
 
@@ -247,7 +248,7 @@ def check_an_error_is_raised_on_all_ranks():
 
     for ahead, split_work in itertools.product((None, 0.1), (None, False)):
         calls.clear()
-        balancer = make(compute=failing, reward=Cosine(ahead), probes=Probes(batches=4, split_work=split_work))
+        balancer = make(compute=failing, rule=scorer(Cosine(ahead)), probes=Probes(batches=4, split_work=split_work))
         with pytest.raises(KeyError if rank == 1 else RuntimeError, match="only here") as error:
             balancer.step()
         if rank != 1:
@@ -271,8 +272,8 @@ def check_a_parameter_that_some_ranks_use_counts_as_zero_elsewhere():
     def own_head(model, b):
         return nn.functional.cross_entropy(model["a" if rank == 0 else "b"](b[0]), b[1])
 
-    alignment = probe(model, own_head, {"t": [batch(rank)]}, {"d": [batch(rank)]})
-    assert 0 < float(alignment.cosines()) <= 1 + 1e-12
+    table = relevance(model, own_head, {"t": [batch(rank)] * 2}, {"d": [batch(rank)] * 2}, batches=2)
+    assert 0 < table["d"]["t"][0] <= 1 + 1e-12
 
 
 def check_samplers_and_streams_find_their_rank():
@@ -311,18 +312,18 @@ def check_ranks_that_disagree_are_refused():
 def check_rewards_are_the_same_bits_everywhere():
     rank = dist.get_rank()
 
-    def nearly(alignment, weights):
-        return torch.full((5,), 0.1 + 1e-9 * rank)
+    def nearly(probe, round_):
+        return probe.of_datasets(round_, lambda gradient, norm: 0.1 + 1e-9 * rank)
 
-    def fails(alignment, weights):
+    def fails(gradient, norm):
         if rank == 1:
             raise RuntimeError("no reward")
-        return torch.ones(5)
+        return 1.0
 
-    mixture = make(reward=FromTable(nearly, sketch=16)).step().mixture
+    mixture = make(rule=scorer(nearly)).step().mixture
     assert all(other == mixture for other in gathered(mixture))
     with pytest.raises(RuntimeError, match="no reward"):
-        make(reward=FromTable(fails, sketch=16)).step()
+        make(rule=scorer(lambda probe, round_: probe.of_datasets(round_, fails))).step()
 
 
 def check_a_model_of_a_subgroup_is_balanced_in_it():
@@ -334,7 +335,7 @@ def check_a_model_of_a_subgroup_is_balanced_in_it():
 
 def check_observing_averaged_gradients_is_refused():
     model = network()
-    balancer = make(model=model, reward=MovingAverage())
+    balancer = make(model=model, rule=scorer(MovingAverage()))
     loss(model, batch(dist.get_rank())).backward()
     with pytest.raises(ValueError, match="observe.*ranks"):
         balancer.observe("a")
@@ -362,7 +363,7 @@ def test_two_processes_equal_one(tmp_path):
 
 def test_what_is_not_finite_or_zero_is_named_in_the_order_of_one_process():
     ((update,), _) = found(broken(), updates=1)
-    assert "dev set 'x' is not finite (and 5 more" in update[3]
+    assert "dev set 'x' is not finite (and 4 more" in update[3]
     assert "dataset 'd' is zero" in update[4][0]
 
 
