@@ -24,7 +24,8 @@ CORE = [
     {"rewards", "history"},
     {"rules", "example_scorer"},
     {"balancer"},
-    {"integrations"},
+    {"integrations", "report"},
+    {"commands"},
 ]
 NMT = [
     {"common"},
@@ -35,20 +36,21 @@ NMT = [
     {"training", "experiment", "report"},
     {"commands"},
 ]
-PUBLIC = ["example_scorer", "history", "mixture", "probes", "rewards", "rules", "sampling"]
+PUBLIC = ["example_scorer", "history", "mixture", "probes", "report", "rewards", "rules", "sampling"]
 # What the application shares with the core beside the public names: where it is among processes, random states, words
 # and files of the command line.
 SHARED = {
     "multidds._base.ranks": {"rank_and_size"},
     "multidds._base.randomness": {"point", "derive", "random_states", "seed_all", "set_random_states"},
-    "multidds._base.text": {"movers", "suggestion"},
+    "multidds._base.text": {"suggestion"},
     "multidds._base": {"files"},
+    "multidds._base.chain": {"Chain", "is_whole"},
     "multidds._base.errors": {"UserError", "DamagedError"},
-    "multidds._base.escaping": {"file_name", "printable", "csv_text"},
+    "multidds._base.escaping": {"file_name", "printable"},
     "multidds._base.files": set(files.__dict__),
     "multidds._base.terminal": {"err", "escaped", "new_table", "out", "say", "spinner"},
-    "multidds.mixture.mixture_table": {"table_of"},
-    "multidds.mixture.planned": {"MAX_PASSES"},
+    "multidds.commands": {"cli"},
+    "multidds.commands.cli": {"Set", "app", "explained", "notice"},
     "multidds.history.loggers": {"LAYOUT"},
 }
 # Libraries of extras, and the entry of integrations/ that alone may import them.
@@ -64,7 +66,14 @@ TRAINERS = {
 
 @pytest.mark.parametrize(
     ("module", "missing"),
-    [("multidds", ("torch", "numpy")), ("multidds.mixture", ("torch",)), ("multidds.history", ("torch",))],
+    [
+        ("multidds", ("torch", "numpy")),
+        ("multidds.mixture", ("torch",)),
+        ("multidds.history", ("torch",)),
+        ("multidds.report", ("torch", "pydantic", "matplotlib")),
+        ("multidds.commands.cli", ("torch", "pydantic", "jinja2")),
+        ("multidds.nmt.commands.cli", ("torch", "pydantic", "jinja2")),
+    ],
 )
 def test_an_import_brings_no_more_than_it_needs(module, missing):
     code = f"import {module}, sys; dir({module}); print(*(name in sys.modules for name in {missing}))"

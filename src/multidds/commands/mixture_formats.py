@@ -1,7 +1,6 @@
 """The mixture of a run in the formats of other trainers: a small model's mixture can steer a big one elsewhere.
 
-Reads config.json and records.jsonl, or the histories of other trainers. Every format is a pure function from
-{name: probability} to text, with numbers that read back as the same floats.
+Every format is a pure function from {name: probability} to text, with numbers that read back as the same floats.
 """
 
 import json
@@ -9,45 +8,24 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from multidds._base.errors import UserError
-from multidds._base.text import suggestion
-from multidds.history import find_history, moments_of
-
-from ..config.config import read_run
-from ..runs.record_files import FILE, read_records
-from ..runs.records import mixtures_of
+from .._base.errors import UserError
+from .._base.text import suggestion
+from ..report import read_run
 
 History = list[tuple[int, dict[str, float]]]  # (step, mixture from there on), by rising step: what `Replay` takes
 
 
-def read_history(run: Path) -> tuple[History, int]:
-    """Returns every mixture of a run, from the one that it started with, and how many steps are on record.
-
-    A run is one of ours, or what another trainer has left of a mixture (see `multidds.history`).
-    """
-    if not (run / FILE).exists() and find_history(run) is not None:
-        return _history_elsewhere(run)
-    read_run(run)  # says so where it is not a run
-    records = read_records(run)
-    history = mixtures_of(records)
-    if not history:
-        raise UserError(f"{run / FILE}: has no mixture yet; is the run starting?")
-    return history, max(record.step for record in records)
-
-
-def _history_elsewhere(run: Path) -> tuple[History, int]:
-    try:
-        moments = moments_of(run)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(str(error) if isinstance(error, ValueError) else f"{run}: has no mixture.") from None
-    if not moments:
-        raise UserError(f"{run}: has no mixture; was a balancer at work there?")
-    for moment in moments:
+def read_history(folder: Path) -> tuple[History, int]:
+    """Returns every mixture of a run, from the one that it started with, and how many steps are on record."""
+    run = read_run(folder)
+    if not run.moments:
+        raise UserError(f"{folder}: has no mixture; was a balancer at work there?")
+    for moment in run.moments:
         if abs(math.fsum(moment.mixture.values()) - 1) > 1e-3:
             raise UserError(
-                f"{run}: this log has only the datasets that moved most; mixture.jsonl in the output folder has all."
+                f"{folder}: this log has only the datasets that moved most; mixture.jsonl in the output folder has all."
             )
-    return [(moment.step, moment.mixture) for moment in moments], moments[-1].step
+    return [(moment.step, moment.mixture) for moment in run.moments], run.steps
 
 
 def mixture_at(run: Path, step: int) -> dict[str, float]:

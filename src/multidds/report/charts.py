@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 from markupsafe import Markup, escape
 
-from multidds.history import COLOURS, OTHERS, evenly
+from ..history import COLOURS, OTHERS, evenly
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 Series: TypeAlias = Mapping[str, Points]
-Cell: TypeAlias = tuple[float, float | None]  # of a heat map: a value and its standard error
+Estimate: TypeAlias = tuple[float, float | None]  # a value and its standard error
 
 GREY = "#9aa0a8"
 MOST = len(COLOURS)  # series of a chart
@@ -109,7 +109,7 @@ def lines(
 
 
 def heat(
-    dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[Cell]]]], title: str
+    dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[Estimate]]]], title: str
 ) -> Markup:
     """Returns values with their errors, [dev, train], at several steps: a table in colours, a slider over the steps."""
     tables = evenly(tables, _TABLES)

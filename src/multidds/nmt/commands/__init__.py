@@ -1,10 +1,10 @@
-"""The command line: `multidds prepare`, `train`, `evaluate`, `translate`, `report` and others.
+"""The commands of the application: `multidds prepare`, `train`, `translate`, `evaluate`, `experiment` and `verify`.
 
-`cli` has a function for each command, `tables` their tables; `dry_run`, `verify` and `export_mixture` are the commands
-that have no package of their own.
+`cli` has a function for each command and adds it to those of the library; `tables` has what they print; `dry_run` and
+`verify` are the commands that have no package of their own.
 
->>> from multidds.nmt.commands.export_mixture import written
->>> print(written({"aze": 0.25, "tur": 0.75}, "megatron", None))
-0.25 aze_text_document
-0.75 tur_text_document
+>>> from pathlib import Path
+>>> from multidds.nmt.commands.tables import prepared_table
+>>> prepared_table(Path("data"), {}).title
+'data'
 """

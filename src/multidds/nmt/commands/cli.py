@@ -1,6 +1,5 @@
-"""The commands, one screen each. A user's mistake is one line and exit code 2; heavy imports wait for their command."""
+"""The commands of the application, beside those of the library. Heavy imports wait for their command."""
 
-import re
 import shlex
 import sys
 import traceback
@@ -11,97 +10,51 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from multidds import __version__
 from multidds._base.errors import UserError
 from multidds._base.files import LOCK, locked
-from multidds._base.terminal import err, out, say, spinner
+from multidds._base.terminal import out, say, spinner
+from multidds.commands import cli as library
+from multidds.commands.cli import Set, app, explained, notice
 
 from ..common import displays, launch
 from . import tables
 
 if TYPE_CHECKING:
+    from multidds.mixture import MixtureTable
+
     from ..config.config import Config
     from ..training.progress import Progress
 
-app = typer.Typer(
-    name="multidds",
-    help="Multilingual translation with a learned data mixture: prepare, train, evaluate, translate.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
 Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in recipes/.", show_default=False)]
-Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
 Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 Threads = Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")]
-# What torch, threading and CTranslate2 say, in this order.
-# The last is what CPython says if C code of a library has no memory left and does not say so.
-_NO_MEMORY = re.compile(
-    "memory|can't start new thread|Resource temporarily unavailable|returned NULL without setting an exc", re.IGNORECASE
-)
-_STOPPED = "multidds: stopped.", 130  # line and exit code after Ctrl-C
-_HISTORIES = "of runs, Trainer checkpoints, Lightning logs or saved histories"
-
-
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version, and stop.")] = False,
-) -> None:
-    """Multilingual translation with a learned mixture: prepare, train, translate, evaluate."""
-    if version:
-        out.print(f"multidds {__version__}")
-        raise typer.Exit
 
 
 def main() -> None:
-    """Runs the command line, and turns the errors of users and machines into one line and an exit code."""
+    """Runs the command line. Of several processes of a training, the first that ends says why."""
     try:
         app()
-    except SystemExit as ended:
-        if not _is_interrupt(ended):
-            launch.exit_process(ended.code)
-        launch.end(*_STOPPED, _notice)
     except BaseException as error:
-        line_and_code = _explained(error)
+        line_and_code = explained(error)
+        if line_and_code is None and isinstance(error, SystemExit):
+            launch.exit_process(error.code)
+        if line_and_code is None and launch.is_loss(error):
+            line_and_code = "multidds: another process exited; stopping all. Run the same command to resume.", 1
         if line_and_code is None:
             if not launch.is_formed():
                 raise
             line_and_code = "".join(traceback.format_exception(error)), 1
-        launch.end(*line_and_code, _notice)
+        launch.end(*line_and_code, notice)
 
 
-def _notice(text: str) -> None:
-    try:
-        say(text, err)
-    except MemoryError:  # rich imports more for some texts
-        print(text, file=sys.stderr)
+def _recipe_table(recipe: Path, overrides: Sequence[str]) -> "MixtureTable":
+    from ..config.config import load_config
+    from .dry_run import recipe_table
+
+    return recipe_table(load_config(recipe, overrides))
 
 
-def _is_interrupt(ended: SystemExit) -> bool:
-    """Returns whether Ctrl-C is the cause of an exit: typer makes an exit code of it, without a word."""
-    cause: BaseException | None = ended
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
-        cause = cause.__cause__ or cause.__context__
-    return cause is not None
-
-
-def _explained(error: BaseException) -> tuple[str, int] | None:
-    """Returns (one line, exit code) of an error that is not a bug; None if it may be one."""
-    if isinstance(error, UserError):
-        return f"multidds: {error}", 2
-    if isinstance(error, KeyboardInterrupt):
-        return _STOPPED
-    if launch.is_loss(error):
-        return "multidds: another process exited; stopping all. Run the same command to resume.", 1
-    if isinstance(error, OSError):  # a full disk, a folder without permission
-        where = f"{error.filename}: " if error.filename else ""
-        return f"multidds: {where}{error.strerror or error}", 2
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | SystemError) and _NO_MEMORY.search(str(error))
-    ):
-        return "multidds: out of memory; lower train.batch_tokens or mixture.probe_tokens, or the model.", 2
-    return None
+library.application, library.recipe_table = "multidds.nmt.report", _recipe_table
 
 
 @app.command()
@@ -117,7 +70,7 @@ def prepare(
 
     config = load_config(recipe, set_)
     with displays.bar("prepare") as progress:
-        made = run(config, processes, progress, _notice)
+        made = run(config, processes, progress, notice)
     manifest = Prepared(config).manifest
     out.print(tables.prepared_table(config.data.folder, manifest["pairs"]))
     sizes = manifest["vocabulary"]
@@ -126,38 +79,6 @@ def prepare(
         say(f"{name}: {pieces:,} of {config.vocabulary.size:,} pieces; its training text has no more.")
     if not made:
         say("Nothing has changed since the last call.")
-
-
-@app.command()
-def plan(
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="R.toml | NAME=SIZE...", help="A recipe, prepared; or datasets and their sizes.", show_default=False
-        ),
-    ] = None,
-    draws: Annotated[
-        str | None, typer.Option(help="Examples that the whole training draws; a recipe says it.", show_default=False)
-    ] = None,
-    set_: Set = [],  # noqa: B006
-) -> None:
-    """Show share and passes of each dataset under several mixtures, before any training."""
-    from multidds.mixture.mixture_table import table_of
-
-    if data is not None and data[0].endswith(".toml"):
-        from ..config.config import load_config
-        from .dry_run import recipe_table
-
-        if data[1:] or draws is not None:
-            raise UserError(f"plan: {data[0]}: a recipe has datasets and length; leave the rest out.")
-        table = recipe_table(load_config(Path(data[0]), set_))
-    else:
-        try:
-            table = table_of(data or [], draws)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-    for line in str(table).split("\n"):
-        say(line)
 
 
 @app.command()
@@ -235,7 +156,7 @@ def translate(
 
     if long_lines not in (None, "split", "refuse"):
         raise UserError(f"--long-lines {long_lines}: expected 'split' or 'refuse'.")
-    translator = Translator(run, threads, int8, _notice)
+    translator = Translator(run, threads, int8, notice)
     languages = translator.direction(source, target)
     lines = lines_of(file) if file else _standard_input()
     where = str(file or "standard input")
@@ -262,9 +183,9 @@ def evaluate(
 
     compared = {}
     with spinner() as show:
-        scores = scores_of(run, threads, show, _notice)
+        scores = scores_of(run, threads, show, notice)
         if against is not None:
-            scores_of(against, threads, show, _notice)
+            scores_of(against, threads, show, notice)
             show("paired bootstrap")
             compared = compare(run, against)
     out.print(tables.scores_table(run, scores, against, compared, read_run(run)[0].weighted))
@@ -325,27 +246,6 @@ def experiment(
 
 
 @app.command()
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help=f"Folders {_HISTORIES}; or folders that hold some.", show_default=False)
-    ],
-    to: Annotated[
-        Path, typer.Option("-o", "--output", help="The folder for report.html, tables/ and figures/.")
-    ] = Path("report"),
-) -> None:
-    """Make a page from runs of any trainer: mixtures, rewards, what was learned; BLEU, significance, costs."""
-    from ..report import report as write
-
-    with spinner() as show:
-        made = write(runs, to, show)
-    for compared in made.by_language:
-        if compared.rows:
-            out.print(tables.report_table(compared))
-    for sentence in (*made.summaries, str(made.page)):
-        say(sentence)
-
-
-@app.command()
 def verify(
     folder: Annotated[
         Path, typer.Argument(help="A run, prepared data, or a folder that holds some.", show_default=False)
@@ -364,49 +264,12 @@ def verify(
     say("Everything is whole.")
 
 
-@app.command()
-def mixture(
-    run: Annotated[Path, typer.Argument(help=f"One of the folders {_HISTORIES}.", show_default=False)],
-    average: Annotated[
-        bool, typer.Option("--average", help="The mean over all steps: a mixture counts by the steps drawn from it.")
-    ] = False,
-    at: Annotated[
-        int | None, typer.Option(help="The mixture after this many steps, the update of that step included.")
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="All mixtures with their steps, as JSON: what Replay takes.")
-    ] = False,
-    format_: Annotated[
-        str, typer.Option("--format", help="json, fairseq, hf, megatron, streaming or lhotse.")
-    ] = "json",
-    data: Annotated[
-        str | None,
-        typer.Option(help="What the other trainer calls a dataset, e.g. 'data/{name}_text_document'.", metavar="TEXT"),
-    ] = None,
-) -> None:
-    """Print the mixture of a run as the weights that another trainer takes; the final one, unless told otherwise."""
-    from . import export_mixture as export
-
-    if average + (at is not None) + history > 1:
-        raise UserError("--average, --at and --history: give one of them.")
-    if history:
-        if format_ != "json" or data is not None:
-            raise UserError("--history: is JSON, with the run's own names; leave --format and --data out.")
-        print(export.history_json(run))
-        return
-    if at is not None:
-        chosen = export.mixture_at(run, at)
-    else:
-        chosen = export.average_mixture(run) if average else export.final_mixture(run)
-    print(export.written(chosen, format_, data))
-
-
 def _avoid_amx(configs: Sequence["Config"], aloud: bool = True) -> None:
     """Limits oneDNN, before torch is imported, if a training wants bfloat16 on a CPU that would end the process."""
     if any(c.train.precision == "bfloat16" and c.train.device.startswith(("auto", "cpu")) for c in configs):
         from ..model.bfloat16 import limit_onednn
 
-        limit_onednn(_notice if aloud else lambda text: None)
+        limit_onednn(notice if aloud else lambda text: None)
 
 
 def _standard_input() -> Iterator[str]:

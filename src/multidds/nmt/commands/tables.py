@@ -3,14 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from multidds._base.terminal import escaped, new_table
-
-if TYPE_CHECKING:
-    from ..report.tables import Cell, ReportTable
 
 
 def prepared_table(folder: Path, pairs: Mapping[str, Any]) -> Table:
@@ -44,18 +41,3 @@ def scores_table(
     average = "average, by priority" if weighted else "average"
     table.add_row(average, "", f"{scores['average']['bleu']:.2f}", f"{scores['average']['chrf']:.2f}")
     return table
-
-
-def report_table(compared: "ReportTable") -> Table:
-    """Returns a table of a report by language pair. The average stands apart."""
-    table = new_table(list(compared.columns.values()), [compared.columns["pair"]], compared.title, overflow="fold")
-    for row in compared.rows:
-        if compared.is_average(row):
-            table.add_section()
-        table.add_row(*map(_marked, row.values()))
-    return table
-
-
-def _marked(cell: "Cell") -> str:
-    text = escaped(cell.text)
-    return (f"[b]{text}[/b]" if cell.bold else text) + ("*" if cell.star else "")

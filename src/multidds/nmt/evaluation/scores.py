@@ -3,7 +3,6 @@
 `evaluate` writes them. Needs neither CTranslate2 nor torch.
 """
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,3 @@ def scored_lines(run: Path, folder: str, pair: str) -> list[str]:
         raise UserError(f"{run}: has no {folder} of {pair!r}; run 'multidds evaluate' on it.")
     check_digest(run / place, scores["files"][place], _REMEDY)
     return (run / place).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-
-
-def scores_of_both(run: Path, other: Path) -> dict[str, dict[str, Any]]:
-    """Returns the result of `significance.compare` without the test, which needs sacreBLEU."""
-    ours, theirs = (read_scores(folder) or {"pairs": {}} for folder in (run, other))
-    return {
-        name: {"bleu": facts["bleu"], "against": theirs["pairs"][name]["bleu"], "p": math.nan}
-        for name, facts in ours["pairs"].items()
-        if name in theirs["pairs"]
-    }

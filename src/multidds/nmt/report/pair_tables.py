@@ -6,27 +6,27 @@ Pure functions of runs. Texts are cells like any others: the writer of a table e
 import itertools
 from collections.abc import Iterator
 
+from multidds.report import ReportTable, number, text
+
 from ..runs.records import Scored
 from .runs import Setting
-from .tables import ReportTable, number, text
 
 
 def pair_tables(setting: Setting) -> Iterator[ReportTable]:
     """Yields two tables for each method that weighs sentence pairs, by its first seed and its last record."""
-    for label in setting.labels:
-        run = setting.of(label)[0]
-        if records := [record for record in run.records if isinstance(record, Scored)]:
-            yield _histogram(setting, label, records[-1])
-            yield _ends(setting, label, records[-1])
+    for method, runs in setting.methods.items():
+        if (weighed := runs[0].weighed) is not None:
+            yield _histogram(setting, method, weighed)
+            yield _ends(setting, method, weighed)
 
 
-def _histogram(setting: Setting, label: str, record: Scored) -> ReportTable:
+def _histogram(setting: Setting, method: str, record: Scored) -> ReportTable:
     bounds = [f"{edge:g}" for edge in record.edges]
     between = [f"{low} to {high}" for low, high in itertools.pairwise(bounds)]
     bins = [f"below {bounds[0]}", *between, f"{bounds[-1]} and above"]
     table = ReportTable(
-        f"{setting.name}.examples.{label}",
-        f"{label}: weights of sentence pairs",
+        f"{setting.name}.examples.{method}",
+        f"{method}: weights of sentence pairs",
         {"dataset": "dataset", "mean": "mean weight", **{name: name for name in bins}},
         notes=[f"Sentence pairs by their last weights, after {record.step} steps: the chance to be trained on."],
     )
@@ -36,10 +36,10 @@ def _histogram(setting: Setting, label: str, record: Scored) -> ReportTable:
     return table
 
 
-def _ends(setting: Setting, label: str, record: Scored) -> ReportTable:
+def _ends(setting: Setting, method: str, record: Scored) -> ReportTable:
     table = ReportTable(
-        f"{setting.name}.pairs.{label}",
-        f"{label}: the sentence pairs with the highest and lowest weights",
+        f"{setting.name}.pairs.{method}",
+        f"{method}: the sentence pairs with the highest and lowest weights",
         {key: key for key in ("weight", "dataset", "source", "target")},
         notes=["Texts are made from tokens; characters that the vocabulary does not have are missing."],
     )

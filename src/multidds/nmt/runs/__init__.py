@@ -1,7 +1,7 @@
 """The folder of a run: its config, its records, its checkpoints, and whether it may be resumed.
 
-`Records` writes records and updates, `read_records` and `read_lines` read them; `checkpoints` has the safetensors files. `run_folder`
-opens a run, and `earlier_run` reads one that another starts from. Does not import torch.
+`Records` writes records and updates, `read_records` and `read_lines` read them; `checkpoints` has the safetensors
+files. `run_folder` opens a run, and `earlier_run` reads one that another starts from. Does not import torch.
 
 >>> import tempfile
 >>> from pathlib import Path

@@ -1,7 +1,7 @@
 """The training loop, read top to bottom.
 
-A run is one folder: config.json, records.jsonl, mixture.jsonl, checkpoints/, best.safetensors, tensorboard/. Rank 0 writes it. The
-ranks divide the batches of every step, and all take the same decisions.
+A run is one folder: config.json, records.jsonl, mixture.jsonl, checkpoints/, best.safetensors, tensorboard/. Rank 0
+writes it. The ranks divide the batches of every step, and all take the same decisions.
 """
 
 import contextlib
