@@ -123,6 +123,7 @@ class Balancer:
         sets = len(probe.names("train")), len(probe.names("dev"))
         pace = pace_of(*sets, every, self._length, batches, self._rule, cost)
         probe.batches = pace.batches
+        probe.model.refuse_uneven(probe.total)
         if not self._rule.halves:
             return pace
         probe.divide(_MOST_PARTS)
