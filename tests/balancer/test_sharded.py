@@ -7,36 +7,37 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from assertions import assert_ranks_equal_one_process
+from assertions import assert_equal, assert_ranks_equal_one_process
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from toy_balancers import many
-from toys import batch, dataset, loss, losses
+from toy_balancers import asked, many, probe_of
+from toys import batch, dataset, loss
 
-from multidds import Balancer, Budget, Mixture, Probes, batches_of
-from multidds.probes import probe
-from multidds.probes.prober import Prober
-from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage, StabilizedCosine
-from multidds.rules import RelevancePlan, Scorer
+from multidds import Balancer, Mixture, Probes, batches_of
+from multidds.probes.probed_model import ProbedModel
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Scorer, StabilizedCosine
 
 NAMES, DEV = ("a", "b", "c"), ("x", "y")
 
 
-def smallest(alignment, weights):
-    return alignment.cosines().amin(dim=0)
+def smallest(probe, round_):
+    """A reward of a user: the smallest cosine, of the table."""
+    cosines = probe.table(round_).cosines().amin(dim=0)
+    return probe.agreed(dict(zip(round_.datasets, cosines.tolist(), strict=True)))
 
 
+IN_FOUR = Probes(batches=16, count="in all")  # so that four ranks, too, have a batch of each of four parts
 CASES = [
-    {"reward": Cosine()},
-    {"reward": StabilizedCosine(table=64), "priority": "low"},
-    {"reward": Cosine(ahead=0.05, table=64), "priority": "high"},
-    {"reward": MovingAverage(table="exact")},
-    {"rule": RelevancePlan()},
-    {"reward": FromTable(smallest, sketch="exact")},
+    {"rule": Scorer(Cosine(), lr=1)},
+    {"rule": Scorer(StabilizedCosine(), lr=1, table=64), "priority": "low"},
+    {"rule": Scorer(Cosine(ahead=0.05), lr=1), "priority": "high"},
+    {"rule": Scorer(MovingAverage(), lr=1)},
+    {"rule": RelevancePlan(), "probes": IN_FOUR},
+    {"rule": Scorer(smallest, lr=1)},
 ]
 
 
@@ -94,23 +95,13 @@ def found(update):
     ]
 
 
-def doubled(model, batch):
-    return 2 * loss(model, batch)
-
-
-def slopes():
-    """Two updates of 40 datasets by batches that mix them, with and without another loss for dev sets."""
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    results = []
-    for options in (
-        {},
-        {"probes": Probes(batches=4, count="in all", dev_loss=doubled), "dev_names": ("k00", "k01", "k02", "k03")},
-    ):
-        model = network()
-        balancer = many(model=model, reward=MeanSlope(losses), every=Budget(1.2 / size), **options)
-        before = [local(p).tolist() for p in model.parameters()]
-        results += [found(balancer.update()) for _ in range(2)]
-        assert before == [local(p).tolist() for p in model.parameters()]
+def parts():
+    """Two updates of 40 datasets, each of a part."""
+    model = network()
+    balancer = many(model=model, probes=IN_FOUR)
+    before = [local(p).tolist() for p in model.parameters()]
+    results = [found(balancer.update()) for _ in range(2)]
+    assert before == [local(p).tolist() for p in model.parameters()]
     return results
 
 
@@ -122,8 +113,8 @@ def shrink(model):
 
 
 AVERAGING = {  # states with tensors: averages of gradients, and of parameters
-    "gradients": {"reward": MovingAverage(), "rule": Scorer(lr=0.1, optimizer=torch.optim.Adam)},
-    "parameters": {"rule": RelevancePlan()},
+    "gradients": {"rule": Scorer(MovingAverage(), lr=0.1, optimizer=torch.optim.Adam)},
+    "parameters": {"rule": RelevancePlan(), "probes": IN_FOUR},
 }
 
 
@@ -164,7 +155,7 @@ def all_updates(folder):
         for _ in range(2):
             results.append(found(balancer.step()))
             shrink(model)
-    return [results, slopes(), *(resumed(folder, kind) for kind in AVERAGING)]
+    return [results, *parts(), *(resumed(folder, kind) for kind in AVERAGING)]
 
 
 # ------------------------------------------------------------------------------------------ checks on every rank
@@ -176,7 +167,7 @@ def check_probes_are_invisible():
     for with_update in (False, True):
         model = network()
         shards = list(model.parameters())
-        balancer = make(model, reward=Cosine(ahead=0.1), priority="low")
+        balancer = make(model, rule=Scorer(Cosine(ahead=0.1)), priority="low")
         loss(model, batch(90 + rank)).backward()  # in .grad, in shards
         model.set_requires_gradient_sync(False)
         loss(model, batch(50 + rank)).backward()  # waits for the next one, whole
@@ -208,11 +199,11 @@ def check_a_rank_holds_its_shards_only():
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, sum(held))
     assert sum(everyone) == sum(p.numel() for p in model.parameters())
-    prober = Prober(model, loss, None, "train", 0, owner="Balancer")
-    with prober.invisible():
-        gradient, _ = prober.gradient(("train", "a", 0), [(dist.get_rank(), batch(0))], dist.get_world_size())
+    probed = ProbedModel(model, loss, None, "train", 0, owner="Balancer")
+    with probed.invisible():
+        gradient, _ = probed.gradient(("train", "a", 0), [(dist.get_rank(), batch(0))], dist.get_world_size())
     assert [g.numel() for g in gradient if g is not None] == held[: len(held) - 2]  # but for the unused ones
-    balancer = make(model, reward=MovingAverage())
+    balancer = make(model, rule=Scorer(MovingAverage()))
     balancer.step()
     assert sum(local(t).numel() for t in balancer.state_dict()["tensors"].values()) == len(NAMES) * sum(held)
     averages = make(model, rule=RelevancePlan()).state_dict()["tensors"]
@@ -223,41 +214,50 @@ def check_a_rank_holds_its_shards_only():
     assert not averages
 
 
-def check_the_tables_of_probes():
-    """Sketches, steps ahead, other placements, copies of shards, chosen parameters, lower precision."""
+def answers(probe):
+    """A table, rewards, and rewards a step ahead."""
+    table, *rewards = (
+        asked(probe, question) for question in (lambda probe, round_: probe.table(round_), Cosine(), Cosine(ahead=0.1))
+    )
+    return [table.dev_train, table.dev_dev, table.train_norms, table.train_losses, *rewards]
+
+
+def check_the_answers_of_probes():
+    """Steps ahead, other placements, copies of shards, chosen parameters, lower precision."""
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group([r]) for r in range(size)]
     shape = (2, 2) if size == 4 else (1, 2)
     copies = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))  # HSDP
     narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for sharding, options, dtype in (
-        ({}, {}, torch.float64),
-        ({}, {"sketch": 16, "step_ahead": 0.1}, torch.float64),
-        ({"shard_placement_fn": lambda p: Shard(1)}, {"sketch": 16}, torch.float64),
-        ({"mesh": copies}, {"sketch": 32}, torch.float64),
-        ({}, {"chosen": True, "mode": "eval", "step_ahead": 0.1}, torch.float64),
-        ({"mp_policy": narrow}, {"chosen": True, "mode": "eval", "step_ahead": 0.1}, torch.float32),
+    for sharding, chosen, dtype in (
+        ({}, False, torch.float64),
+        ({"shard_placement_fn": lambda p: Shard(1)}, False, torch.float64),
+        ({"mesh": copies}, False, torch.float64),
+        ({}, True, torch.float64),
+        ({"mp_policy": narrow}, True, torch.float32),
     ):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False)).to(dtype)
         whole = copy.deepcopy(model)
         fully_shard(model, **sharding)
         model.set_reshard_after_backward(False)
-        mine = {name: [batch(10 * i + rank, dtype=dtype)] for i, name in enumerate(NAMES)}
-        everyones = {name: [batch(10 * i + r, dtype=dtype) for r in range(size)] for i, name in enumerate(NAMES)}
-        chosen = options.pop("chosen", False)
-        parts = [each[2].parameters() if chosen else None for each in (model, whole)]
-        table = probe(model, loss, mine, mine, params=parts[0], **options)
+        data = [{n: [batch(10 * i + r, dtype=dtype) for r in range(size)] for i, n in enumerate(NAMES)}] * 2
         alone = DistributedDataParallel(whole, process_group=groups[rank])
-        expected = probe(alone, loss, everyones, everyones, params=parts[1], **options)
-        tolerance = 1e-12 if dtype == torch.float64 else 0.05
-        for key in ("dev_train", "dev_dev", "train_norms"):
-            assert torch.allclose(getattr(table, key), getattr(expected, key), atol=tolerance)
-        assert table.train_losses == pytest.approx(expected.train_losses, rel=tolerance)
-        assert dtype == torch.float64 or not torch.allclose(table.dev_train, expected.dev_train, rtol=1e-5)
+        found, expected = (
+            answers(
+                probe_of(
+                    wrapped,
+                    *data,
+                    batches=count,
+                    mode="eval" if chosen else "train",
+                    params=bare[2].parameters() if chosen else None,
+                )
+            )
+            for wrapped, bare, count in ((model, model, 1), (alone, whole, size))
+        )
+        assert_equal(found, expected, 1e-12 if dtype == torch.float64 else 0.05)
+        assert dtype == torch.float64 or not torch.allclose(found[0], expected[0], rtol=1e-5)
         assert all(p.dtype == dtype for p in model.parameters())
-    with pytest.raises(ValueError, match="ranks have different names"):
-        probe(model, loss, mine, {"x": [batch(0)] * (1 + rank)})
 
 
 def check_an_error_is_raised_on_all_ranks():
@@ -298,9 +298,6 @@ def check_what_is_refused():
     ):
         with pytest.raises(ValueError, match=f"Balancer: .*{message}"):
             Balancer(Mixture.uniform("a"), model, loss, every=1, **sets, **options)
-    ones = {name: batches_of(dataset(), 1) for name in NAMES}
-    with pytest.raises(ValueError, match="two examples"):
-        Balancer(Mixture.uniform(ones), network(), loss, train=ones, dev=ones, reward=MeanSlope(losses))
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
@@ -309,7 +306,7 @@ CHECKS = [value for name, value in list(globals().items()) if name.startswith("c
 @pytest.mark.claim("Several processes", "W replicas and shards equal one process")
 @pytest.mark.claim(
     "The method",
-    "a sharded model is balanced like a whole one, on two and four ranks, by mixed batches too; probes "
+    "a sharded model is balanced like a whole one, on two and four ranks, by parts too; probes "
     "are invisible; checkpoints",
 )
 @pytest.mark.slow
