@@ -12,7 +12,7 @@ from made_runs import lines_of, write_records
 from updates import updates
 
 from multidds.history import Moment, append_update, evenly, moments_of, save_history, shares_of
-from multidds.probes import Alignment
+from multidds.probes import Table
 
 
 def test_the_package_imports_no_torch():
@@ -65,7 +65,7 @@ def test_a_history_in_memory_is_bounded(datasets, most):
 def test_a_large_table_does_not_stay_in_memory(size, stays):
     names = tuple(map(str, range(size)))
     zeros = torch.zeros(size, size)
-    table = Alignment(names, names, zeros, zeros, zeros[0], {}, {})
+    table = Table(names, names, zeros, zeros, zeros[0])
     history = []
     shares = dict.fromkeys(names, 1 / size)
     relevance = {name: dict.fromkeys(names, (1.0, 0.1)) for name in names}
@@ -176,7 +176,7 @@ class Saved:
 
 def test_a_balancer_saves_its_start_and_its_tables(tmp_path):
     products, norms = torch.tensor([[1.0, -1.0]]), torch.tensor([2.0, 1.0])
-    table = Alignment(("a", "b"), ("x",), products, torch.eye(1), norms, {}, {})
+    table = Table(("a", "b"), ("x",), products, torch.eye(1), norms)
     save_history(Saved(updates("ab", count=1, alignment=table)), tmp_path / "other.jsonl")
     first, second = moments_of(tmp_path / "other.jsonl")
     assert first.mixture == {"a": 0.9, "b": 0.1}
