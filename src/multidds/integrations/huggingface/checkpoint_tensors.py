@@ -54,11 +54,10 @@ def with_tensors(state: dict[str, Any], balancer: Balancer, folders: list[Path])
                 if (opened.metadata() or {}).get("state") == digest:
                     return {**state, "tensors": {key: opened.get_tensor(key) for key in opened.keys()}}  # noqa: SIM118
     fresh = balancer.state_dict()
-    measurement, averaged = fresh["estimator"]["measurement"], fresh["averaged"]
-    if state["averaged"] is not None or state["estimator"]["measurement"] != measurement:
+    rule = {**state["rule"], **{key: fresh["rule"][key] for key in ("averages",) if key in fresh["rule"]}}
+    if state["averaged"] is not None or state["rule"] != rule:
         _log.warning("BalanceCallback: there is no %s of this checkpoint: averages begin anew.", folders[0] / FILE)
-    estimator = {**state["estimator"], "measurement": measurement}
-    return {**state, "estimator": estimator, "averaged": averaged, "tensors": fresh["tensors"]}
+    return {**state, "rule": rule, "averaged": fresh["averaged"], "tensors": fresh["tensors"]}
 
 
 def _digest(state: Mapping[str, Any]) -> str:
