@@ -57,8 +57,7 @@ from transformers import (
 
 from multidds import Balancer, Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
-from multidds.rewards import MeanSlope, MovingAverage
-from multidds.rules import RelevancePlan, Scorer
+from multidds.rules import MovingAverage, RelevancePlan, Scorer
 
 pytestmark = QUIET
 
@@ -758,7 +757,10 @@ def test_settings_that_break_the_method_are_refused(path, value, message, tmp_pa
         ({"every": 0.5}, "every .* 0.5"),
         ({"priority": "lowest"}, "priority.* 'lowest'"),
         ({"limits": Limits(max_passes={"z": 2})}, "max_passes.*'z'"),
-        ({"groups": {"z": "web"}}, "groups.*'z'"),
+        ({"limits": Limits(groups={"z": "web"})}, "groups.*'z'"),
+        ({"reward": "multidds-s"}, r"^BalanceCallback: reward= .*rule=Scorer\(reward="),
+        ({"groups": {"a": "web"}}, r"^BalanceCallback: groups= .*limits=Limits\(groups="),
+        ({"prioriti": "low"}, "'prioriti'.*'priority'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
@@ -778,15 +780,10 @@ def test_one_callback_for_one_trainer(tmp_path):
         trainer.train()
 
 
-def losses_of_examples(model, batch):
-    return nn.functional.cross_entropy(model(batch["x"])["logits"], batch["labels"], reduction="none")
-
-
 AVERAGES = {  # which are as large as the model, and in a file of their own beside the Trainer's JSON
     "parameters": {"rule": RelevancePlan()},
-    "gradients of datasets": {"reward": MovingAverage()},
-    "gradients of dev sets": {"reward": MeanSlope(losses_of_examples)},
-    "both": {"reward": MovingAverage(), "rule": RelevancePlan()},
+    "gradients of datasets": {"rule": Scorer(MovingAverage())},
+    "both": {"rule": Scorer(MovingAverage()), "probes": Probes(average=3)},
 }
 
 

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from multidds import Mixture, MixtureSampler
 from multidds.integrations.huggingface import BalanceCallback, MixedDataset
-from multidds.rules import Scorer
+from multidds.rules import Findings, Rule, Scorer, State
 
 gc.freeze()  # every training collects garbage: not through all that the imports have made
 
@@ -23,31 +23,21 @@ QUIET = [  # warnings about any small training on a CPU
 MOVING = {"rule": Scorer(lr=2.0)}
 
 
-class Still:
+class Still(Rule):
     """A rule that keeps the prior: updates are made, but the mixture stays."""
 
-    needs_errors = True
-    signal = float("nan")
+    halves = True
 
     def start(self, training):
-        state = Still()
-        state.mixture = dict(training.prior)
-        return state
+        return StillState(training.prior)
 
-    def step(self, evidence):
-        return self.mixture
 
-    def relevance(self):
-        return None
+class StillState(State):
+    def __init__(self, prior):
+        self.mixture = dict(prior)
 
-    def notes(self, evidence):
-        return ()
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        pass
+    def update(self, probe, round_):
+        return Findings(*probe.table(round_).mean_cosines(round_.weights))
 
 
 STILL = {"rule": Still()}
