@@ -34,6 +34,7 @@ EXPERIMENTS = {
     "experiments/study/domains.py": [
         "--results results.jsonl --tiny --regime unwanted --method learned doge odm --seed 1 --steps 8"
     ],
+    "experiments/study/pretrained.py": ["--results results.jsonl --tiny --method untrained learned --seed 1 --steps 2"],
     "experiments/study/readme_picture.py": ["--folder ."],
     "experiments/study/results.py": ["--check"],
     "experiments/study/trainers.py": ["--results results.jsonl --method learned by-hand-1 --seed 1 --steps 12"],

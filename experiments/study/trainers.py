@@ -22,6 +22,7 @@ import tempfile
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import fmean
@@ -33,7 +34,7 @@ import datasets
 import torch
 from domains import RESULTS, versions
 from domains_text import DOMAINS
-from results_file import add_run, read_runs
+from results_file import Key, add_run, read_runs
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -55,7 +56,16 @@ QUIET: dict[str, Any] = {
     "disable_tqdm": True,
     "dataloader_pin_memory": False,
 }
-Found = dict[str, dict[str, dict[str, float]]]  # {split: {dataset: {measure: score}}}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training ended with."""
+
+    found: dict[str, dict[str, dict[str, float]]]  # {split: {dataset: {measure: score}}}
+    mixture: dict[str, float]
+    sizes: dict[str, int]
+    updates: int
 
 
 def start_of(method: str, sizes: dict[str, int], draws: int, by_hand: list[dict[str, float]]) -> Mixture:
@@ -66,6 +76,11 @@ def start_of(method: str, sizes: dict[str, int], draws: int, by_hand: list[dict[
         shares = by_hand[int(method[-1]) - 1]
         return Mixture({name: shares.get(name, 0.0) for name in sizes}, sizes)
     return Mixture.temperature(sizes, TEMPERATURES.get(method, 1.0))
+
+
+def updates_of(callback: Any) -> int:
+    """Returns the number of updates that a callback made; 0 if there is none, or if it did not train."""
+    return len(callback.balancer.history) if callback is not None and callback.balancer is not None else 0
 
 
 # ------------------------------------------------------------------------------------------------------ TRL
@@ -160,10 +175,8 @@ def characters() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="?")
 
 
-def fine_tune(method: str, seed: int, steps: int, folder: str) -> tuple[Found, dict[str, float], dict[str, int]]:
-    set_seed(seed)
-    text = instructions()
-    train_sets = {name: columns(splits["train"]) for name, splits in text.items()}
+def small_llama() -> tuple[Any, Any]:
+    """Returns a causal model of 0.2 million parameters, and its tokenizer."""
     config = LlamaConfig(
         vocab_size=128,
         hidden_size=96,
@@ -176,37 +189,55 @@ def fine_tune(method: str, seed: int, steps: int, folder: str) -> tuple[Found, d
         eos_token_id=1,
         pad_token_id=0,
     )
-    args = SFTConfig(
-        folder,
-        max_steps=steps,
-        per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH,
-        learning_rate=4e-3,
-        warmup_steps=30,
-        lr_scheduler_type="cosine",
-        max_length=LENGTH,
-        completion_only_loss=True,
-        bf16=False,
-        seed=seed,
-        gradient_checkpointing=False,
-        **QUIET,
-    )
+    return LlamaForCausalLM(config), characters()
+
+
+def fine_tune(
+    method: str, seed: int, steps: int, folder: str, load: Callable[[], tuple[Any, Any]] = small_llama, **changes: Any
+) -> Result:
+    """Runs a training.
+
+    method: one of METHODS, or "untrained".
+    load: returns the model and its tokenizer.
+    changes: of the arguments of `SFTConfig` below.
+    """
+    set_seed(seed)
+    text = instructions()
+    train_sets = {name: columns(splits["train"]) for name, splits in text.items()}
+    model, tokenizer = load()
+    arguments: dict[str, Any] = {
+        "max_steps": steps,
+        "per_device_train_batch_size": BATCH,
+        "per_device_eval_batch_size": BATCH,
+        "learning_rate": 4e-3,
+        "warmup_steps": 30,
+        "lr_scheduler_type": "cosine",
+        "max_length": LENGTH,
+        "completion_only_loss": True,
+        "bf16": False,
+        "seed": seed,
+        "gradient_checkpointing": False,
+    }
+    args = SFTConfig(folder, **(arguments | QUIET | changes))
     trainer = SFTTrainer(
-        LlamaForCausalLM(config),
+        model,
         args,
         train_dataset=train_sets[GOAL],
         eval_dataset=columns(text[GOAL]["dev"]),  # one goal: one dev set, as it is
-        processing_class=characters(),
+        processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
-    mixture = start_of(method, TRL_SIZES, steps * BATCH, TRL_BY_HAND)
+    draws = steps * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    mixture = start_of(method, TRL_SIZES, draws, TRL_BY_HAND)
     callback = balance(trainer, train_sets, mixture, seed=seed)
     if method != "learned":
         trainer.remove_callback(callback)
-    trainer.train()
+    if method != "untrained":
+        trainer.train()
     splits = {split: columns(text[GOAL][split]) for split in ("dev", "test")}
     metrics = trainer.evaluate(splits)
-    return {s: {GOAL: {"loss": metrics[f"eval_{s}_loss"]}} for s in splits}, callback.mixture.probabilities, TRL_SIZES
+    found = {s: {GOAL: {"loss": metrics[f"eval_{s}_loss"]}} for s in splits}
+    return Result(found, mixture.probabilities, TRL_SIZES, updates_of(callback))
 
 
 # ----------------------------------------------------------------------------------------- sentence-transformers
@@ -237,45 +268,75 @@ def not_nearest(model: SentenceTransformer, pairs: datasets.Dataset) -> float:
     return 1 - (anchors @ positives.T).argmax(dim=1).eq(torch.arange(len(pairs))).float().mean().item()
 
 
-def embed(
-    method: str, seed: int, steps: int, folder: str, text: Path
-) -> tuple[Found, dict[str, float], dict[str, int]]:
-    set_seed(seed)
-    train_sets = {language: messages(text, language, "train") for language in LANGUAGES}
-    wanted = [language for language in LANGUAGES if language != NOISE]
-    held = {split: {language: messages(text, language, split) for language in wanted} for split in ("dev", "test")}
-    sizes = {language: len(pairs) for language, pairs in train_sets.items()}
+def word_embeddings(train_sets: dict[str, datasets.Dataset]) -> SentenceTransformer:
+    """Returns a bag of 8000 subwords of these texts."""
     tokenizer = Tokenizer(models.BPE(unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     lines = (line for pairs in train_sets.values() for column in ("anchor", "positive") for line in pairs[column])
     tokenizer.train_from_iterator(
         lines, trainers.BpeTrainer(vocab_size=8000, special_tokens=["?"], show_progress=False)
     )
-    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=128)], device="cpu")
-    mixture = start_of(method, sizes, steps * ST_BATCH, ST_BY_HAND)
-    args = SentenceTransformerTrainingArguments(
-        folder,
-        max_steps=steps,
-        per_device_train_batch_size=ST_BATCH,
-        learning_rate=0.05,
-        warmup_steps=50,
-        batch_sampler="no_duplicates",
-        multi_dataset_batch_sampler=mixed_batches(mixture, seed=seed),
-        seed=seed,
-        **QUIET,
-    )
+    return SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=128)], device="cpu")
+
+
+def embed(
+    method: str,
+    seed: int,
+    steps: int,
+    folder: str,
+    text: Path,
+    load: Callable[[dict[str, datasets.Dataset]], SentenceTransformer] = word_embeddings,
+    **changes: Any,
+) -> Result:
+    """Runs a training; the arguments are those of `fine_tune`, and the corpus of program messages."""
+    set_seed(seed)
+    train_sets = {language: messages(text, language, "train") for language in LANGUAGES}
+    wanted = [language for language in LANGUAGES if language != NOISE]
+    held = {split: {language: messages(text, language, split) for language in wanted} for split in ("dev", "test")}
+    sizes = {language: len(pairs) for language, pairs in train_sets.items()}
+    model = load(train_sets)
+    batch = changes.get("per_device_train_batch_size", ST_BATCH) * changes.get("gradient_accumulation_steps", 1)
+    mixture = start_of(method, sizes, steps * batch, ST_BY_HAND)
+    arguments: dict[str, Any] = {
+        "max_steps": steps,
+        "per_device_train_batch_size": ST_BATCH,
+        "learning_rate": 0.05,
+        "warmup_steps": 50,
+        "batch_sampler": "no_duplicates",
+        "multi_dataset_batch_sampler": mixed_batches(mixture, seed=seed),
+        "seed": seed,
+    }
+    args = SentenceTransformerTrainingArguments(folder, **(arguments | QUIET | changes))
     trainer = SentenceTransformerTrainer(
         model, args, train_dataset=train_sets, eval_dataset=held["dev"], loss=MultipleNegativesRankingLoss(model)
     )
     trainer.remove_callback(PrinterCallback)
-    if method == "learned":
-        trainer.add_callback(BalanceCallback(trainer))
-    trainer.train()
+    callback = BalanceCallback(trainer) if method == "learned" else None
+    if callback is not None:
+        trainer.add_callback(callback)
+    if method != "untrained":
+        trainer.train()
     found = {
         split: {language: {"error": not_nearest(model, pairs)} for language, pairs in sets.items()}
         for split, sets in held.items()
     }
-    return found, mixture.probabilities, sizes
+    return Result(found, mixture.probabilities, sizes, updates_of(callback))
+
+
+def run(path: Path, key: Key, steps: int, train: Callable[..., Result], *rest: Any, **changes: Any) -> None:
+    """Adds a run to a file of results, unless it is there: train(method, seed, steps, folder, *rest, **changes)."""
+    if key in read_runs(path):
+        return
+    (regime, method, seed), began = key, time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(method, seed, steps, folder, *rest, **changes)
+    config = {"regime": regime, "method": method, "seed": seed, "steps": steps}
+    facts = {"config": config, "sizes": result.sizes, "versions": versions(), "mixture": result.mixture}
+    facts |= {"seconds": {"all": time.process_time() - began}, "update_count": result.updates, **result.found}
+    add_run(path, key, facts)
+    test = fmean(score for one in result.found["test"].values() for score in one.values())
+    seconds = f"{facts['seconds']['all']:.0f} s"
+    print(f"{regime} {method} {seed}: test {test:.4f}, {result.updates} updates, {seconds}", flush=True)
 
 
 def main() -> None:
@@ -288,23 +349,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
-    there = read_runs(given.results)
     for seed in given.seed:
-        for regime in ("trl-goal", "embeddings-noise")[: 2 if given.text else 1]:
-            for method in given.method:
-                key = regime, method, seed
-                if key in there:
-                    continue
-                steps, began = given.steps or (STEPS if regime == "trl-goal" else ST_STEPS), time.process_time()
-                with tempfile.TemporaryDirectory() as folder:
-                    run = fine_tune if regime == "trl-goal" else lambda *given_: embed(*given_, given.text)
-                    found, mixture, sizes = run(method, seed, steps, folder)
-                config = {"regime": regime, "method": method, "seed": seed, "steps": steps}
-                facts = {"config": config, "sizes": sizes, "versions": versions(), "mixture": mixture}
-                facts |= {"seconds": {"all": time.process_time() - began}, **found}
-                add_run(given.results, key, facts)
-                test = [score for one in found["test"].values() for score in one.values()]
-                print(f"{regime} {method} {seed}: test {fmean(test):.4f}, {facts['seconds']['all']:.0f} s", flush=True)
+        for method in given.method:
+            run(given.results, ("trl-goal", method, seed), given.steps or STEPS, fine_tune)
+            if given.text:
+                run(given.results, ("embeddings-noise", method, seed), given.steps or ST_STEPS, embed, given.text)
 
 
 if __name__ == "__main__":
