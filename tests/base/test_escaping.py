@@ -9,13 +9,12 @@ import pytest
 from conftest import ROOT, multidds
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import make_run, read_lines
+from made_runs import make_run, read_lines, report
 from odd_names import NAMES
 from toy_runs import SMALL
 
 from multidds._base.escaping import csv_text, file_name, printable, text_of_csv
 from multidds.nmt.config.config import load_config
-from multidds.nmt.report import report
 
 text = st.text(st.characters(), min_size=1)  # surrogates too
 

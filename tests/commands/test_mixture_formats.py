@@ -11,6 +11,14 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import make_run, read_lines, some_record, write_records
+from multidds.nmt.commands.export_mixture import (
+    FORMATS,
+    average_mixture,
+    final_mixture,
+    history_json,
+    mixture_at,
+    written,
+)
 from snippets import blocks
 from surroundings import surroundings
 from torch.utils.data import DataLoader
@@ -20,14 +28,6 @@ from typer.testing import CliRunner
 from multidds import Balancer, Mixture
 from multidds.mixture import Replay
 from multidds.nmt.commands.cli import app
-from multidds.nmt.commands.export_mixture import (
-    FORMATS,
-    average_mixture,
-    final_mixture,
-    history_json,
-    mixture_at,
-    written,
-)
 from multidds.nmt.training.train import train
 
 NAMES = ("aze-eng", "bel-eng", "tur-eng")

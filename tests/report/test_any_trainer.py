@@ -7,13 +7,12 @@ import sys
 
 import pytest
 from conftest import ROOT
-from made_runs import make_run
+from made_runs import make_run, report
+from multidds.nmt.commands.export_mixture import final_mixture, history_json, mixture_at
 from toy_runs import mistake
 
 from multidds import Update
 from multidds.history import save_history
-from multidds.nmt.commands.export_mixture import final_mixture, history_json, mixture_at
-from multidds.nmt.report import report
 
 HIDDEN = (
     "ctranslate2",

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from made_runs import report
+from multidds.nmt.report.comparison import compared
+from multidds.nmt.report.mixture_runs import MixtureRun
 from torch.utils.data import DataLoader
 from toy_lightning import DEV, QUIET, SIZES, TRAIN, Net, loader_and_callback
 from toy_lightning import trainer as lightning
@@ -17,9 +20,6 @@ from updates import updates
 
 from multidds import Balancer, Mixture, Update, interleave
 from multidds.history import Moment, evaluations_of, moments_of, save_history
-from multidds.nmt.report import report
-from multidds.nmt.report.comparison import compared
-from multidds.nmt.report.mixture_runs import MixtureRun
 from multidds.rules import RelevancePlan
 
 pytestmark = QUIET

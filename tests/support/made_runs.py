@@ -1,17 +1,24 @@
 """Run folders written by hand, for reports: as many datasets, methods and seeds as a test wants, in no time.
 
-nmt/test_report.py holds their records against those of a real run, so that they cannot drift apart.
+nmt/report/test_report.py holds their lines against those of a real run, so that they cannot drift apart.
 """
 
 import json
 import math
 import random
 
+from multidds._base.chain import Chain
 from multidds._base.escaping import file_name
+from multidds.nmt import report as application
 from multidds.nmt.common.checksummed import sha256, write_checksummed
-from multidds.nmt.runs.record_files import record_line
+from multidds.report import report as written_report
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
+
+
+def report(folders, out):
+    """The report that the command writes."""
+    return written_report(folders, out, application=application)
 
 
 def make_run(
@@ -46,7 +53,8 @@ def make_run(
     folder.mkdir(parents=True)
     write_checksummed(folder / "config.json", facts)
     shares = {name: size / sum(sizes.values()) for name, size in sizes.items()}
-    records = [{"kind": "start", "step": 0, "mixture": dict(shares), "run": identity}]
+    records = [{"kind": "start", "step": 0, "run": identity}]
+    moments = [{"step": 0, "run": identity, "mixture": dict(shares)}]
     learned = mixture.get("method", "static") != "static"
     lowest = math.inf
     clock = {"data": 0.0, "steps": 0.0, "updates": 0.0, "validation": 0.0, "saving": 0.0, "rest": 0.0}
@@ -63,32 +71,19 @@ def make_run(
             clock["updates"] += 0.2
             shares = {name: share * math.exp(rng.gauss(0.05, 0.1)) for name, share in shares.items()}
             shares = {name: share / sum(shares.values()) for name, share in shares.items()}
-            rewards = {reward: {name: rng.gauss(0.2, 0.05) for name in names} for reward in ("multidds", "multidds-s")}
-            records.append(
+            moments.append(
                 {
-                    "kind": "update",
                     "step": step,
                     "mixture": dict(shares),
-                    "reward": rewards["multidds-s"],
-                    "dev_weight": dict.fromkeys(names, 1 / len(names)),
-                    "dev_loss": dict.fromkeys(names, 5 / i),
+                    "reward": {name: rng.gauss(0.2, 0.05) for name in names},
                     "train_loss": dict.fromkeys(names, 5 / i),
+                    "dev_loss": dict.fromkeys(names, 5 / i),
+                    "dev_weight": dict.fromkeys(names, 1 / len(names)),
                     "passes": dict.fromkeys(names, step / 10),
-                    "noise": {},
-                    "signal": None,
                     "drift": 0.1,
                     "learned": 0.08,
                     "unlearned": 0.02,
-                    "skipped": None,
-                    "notes": [],
-                    "seconds": 0.2,
-                    "alignment": {
-                        "rewards": rewards,
-                        "cosines": [[rng.uniform(-0.2, 0.6) for _ in names] for _ in names],
-                        "train_norms": [1.0] * len(names),
-                        "dev_norms": [1.0] * len(names),
-                    },
-                    "relevance": {},
+                    "relevance": {dev: {name: [rng.uniform(-0.2, 0.6), None] for name in names} for dev in names},
                 }
             )
         if i % 3 == 0:
@@ -106,8 +101,6 @@ def make_run(
                     "mean": means["dev_loss"],
                     "means": means,
                     "best": means["dev_loss"] < lowest,
-                    "bleu": None,
-                    "signature": None,
                     "passes": {name: step * shares[name] for name in names},
                     "mixture": dict(shares),
                     "sentences": 30 * step,
@@ -117,8 +110,10 @@ def make_run(
                     "clock": dict(clock),
                 }
             )
+            moments.append({"step": step, "eval_loss": losses, "finished": finished if i == updates else ""})
             lowest = min(lowest, means["dev_loss"])
     write_records(folder, records)
+    write_mixture(folder, moments)
     if scored:
         score(folder, names, setting, rng, quality)
     return folder
@@ -179,21 +174,27 @@ def read_checksummed_json(path):
 
 def lines_of(records):
     """Records as the lines of a file."""
-    lines, checksum = [], 0
-    for record in records:
-        line, checksum = record_line(json.dumps(record), checksum)
-        lines.append(line)
-    return "".join(lines)
+    chain = Chain()
+    return "".join(chain.written(json.dumps(record)) for record in records)
 
 
 def write_records(run, records):
     (run / "records.jsonl").write_text(lines_of(records))
 
 
-def read_lines(run):
-    """The records of a run as plain dicts, without their checksums."""
-    lines = (run / "records.jsonl").read_text(encoding="utf-8").splitlines()
+def write_mixture(run, moments):
+    (run / "mixture.jsonl").write_text(lines_of(moments))
+
+
+def read_lines(run, name="records.jsonl"):
+    """The lines of a file of a run as plain dicts, without their checksums."""
+    lines = (run / name).read_text(encoding="utf-8").splitlines()
     return [{key: value for key, value in json.loads(line).items() if key != "checksum"} for line in lines]
+
+
+def updates_of(run):
+    """The updates of a run as plain dicts, without its start and its validations."""
+    return [line for line in read_lines(run, "mixture.jsonl") if line["step"] and "mixture" in line]
 
 
 def pair(name):
@@ -204,19 +205,8 @@ def pair(name):
 def some_record(kind, step, **facts):
     """A whole record in which only what a test is about has meaning."""
     rest = {
-        "start": {"mixture": {}},
+        "start": {},
         "step": {"loss": 5.0, "lr": 1e-3, "tokens": 0, "tokens_per_second": 0.0},
-        "update": {
-            "mixture": {},
-            "reward": {},
-            "train_loss": {},
-            "dev_loss": {},
-            "dev_weight": {},
-            "passes": {},
-            "skipped": None,
-            "notes": [],
-            "seconds": 0.0,
-        },
         "validation": {
             "epoch": 1,
             "dev_loss": {},

@@ -93,6 +93,11 @@ def records(run):
     return [{key: value for key, value in line.items() if key not in TIMES} for line in read_lines(run)]
 
 
+def all_lines(run):
+    """The records and the lines of mixture.jsonl."""
+    return [*records(run), *read_lines(run, "mixture.jsonl")]
+
+
 def tensors(run):
     return checkpoints.read(checkpoints.listed(run)[-1])[0]
 
@@ -106,7 +111,7 @@ def same_runs(a, b):
     one, two = tensors(a), tensors(b)
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert without_identity(records(a)) == without_identity(records(b))
+    assert without_identity(all_lines(a)) == without_identity(all_lines(b))
     best = [checkpoints.read(run / "best.safetensors") for run in (a, b)]
     assert without_identity([best[0][1]]) == without_identity([best[1][1]])
     assert all(torch.equal(best[0][0][name], best[1][0][name]) for name in best[0][0])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, multidds
-from made_runs import flipped
+from made_runs import flipped, report
 from toy_runs import Silent, small_config
 
 from multidds._base.errors import DamagedError, UserError
@@ -22,7 +22,6 @@ from multidds.nmt.evaluation.evaluate import evaluate
 from multidds.nmt.evaluation.export import read_export
 from multidds.nmt.evaluation.translate import Translator
 from multidds.nmt.prepare import prepare
-from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.train import train
 

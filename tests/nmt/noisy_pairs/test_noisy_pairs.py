@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from made_runs import report
 from toy_runs import Silent, Stopping, records, same_runs, small_config, torchrun
 
 from multidds._base.errors import UserError
@@ -21,7 +22,6 @@ from multidds.nmt.noisy_pairs.lexicon import Lexicon
 from multidds.nmt.noisy_pairs.noisy_pairs import Pairs
 from multidds.nmt.noisy_pairs.pair_features import FEATURES, PairFeatures
 from multidds.nmt.noisy_pairs.pair_weights import EDGES
-from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.train import Training, train
 

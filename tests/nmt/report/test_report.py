@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_runs import make_run, read_lines, write_records
+from made_runs import make_run, read_lines, report, write_records
 from toy_runs import mistake
 
 from multidds import Update
@@ -20,7 +20,7 @@ from multidds.history import save_history
 from multidds.nmt.commands import cli
 from multidds.nmt.config.config import MixtureSettings
 from multidds.nmt.evaluation.significance import compare
-from multidds.nmt.report import report, tables
+from multidds.nmt.report import tables
 from multidds.nmt.report.runs import find_runs, label_of, settings_of
 
 RELATED = [f"{language}-eng" for language in ("aze", "bel", "glg", "slk", "tur", "rus", "por", "ces")]

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from conftest import multidds
-from made_runs import read_checksummed_json
+from made_runs import read_checksummed_json, report
 from toy_runs import Silent, small_config
 
 from multidds._base.errors import DamagedError, UserError
@@ -14,7 +14,6 @@ from multidds.nmt.config.config import read_run
 from multidds.nmt.evaluation.evaluate import evaluate
 from multidds.nmt.evaluation.scores import read_scores
 from multidds.nmt.evaluation.translate import Translator
-from multidds.nmt.report import report
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.runs.identity import identity_of
 from multidds.nmt.training.train import train

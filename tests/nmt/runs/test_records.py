@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,21 +11,24 @@ from odd_names import NAMES
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toys import batches, loss, mlp
 
-from multidds import Balancer, Mixture
+from multidds import Balancer, Mixture, Update
 from multidds._base.errors import DamagedError, UserError
-from multidds.history import moments_of
+from multidds.history import PLAIN, evaluations_of, moments_of
 from multidds.nmt.runs import checkpoints
-from multidds.nmt.runs.record_files import FILE, Follower, Records, read_records, record_line
-from multidds.nmt.runs.records import Started, Stepped, Updated, Validated
+from multidds.nmt.runs.record_files import FILE, Follower, Records, read_lines, read_records
+from multidds.nmt.runs.records import Started, Stepped, Validated
 from multidds.nmt.runs.tensorboard import scalars
 
 STEP = Stepped(step=3, loss=5.0, lr=0.1, tokens=7, tokens_per_second=99.0)
 
 
-def written(run, *records, offset=0, step=0):
-    writer = Records(run, offset, step)
+def written(run, *records, sizes=None, step=0):
+    writer = Records(run, sizes or {}, step)
     for record in records:
-        writer.write(record)
+        if isinstance(record, Update):
+            writer.write_update(record, dict.fromkeys(record.mixture, 1.0))
+        else:
+            writer.write(record)
     end = writer.flushed()
     writer.close()
     return end
@@ -38,19 +42,27 @@ def on_tensorboard(run):
 
 
 def made_update(names):
-    """What a balancer found, and the record of it."""
+    """What a balancer found."""
     balancer = Balancer(Mixture.uniform(names), mlp(), loss, train=batches(names), dev=batches(names, seed=1), every=1)
-    update = balancer.step()
-    facts = {"skipped": None, "notes": [], "seconds": 0.5, **update.facts()}
-    return update, Updated(step=1, **update.groups(), passes=dict.fromkeys(names, 1.0), **facts)
+    return balancer.step()
 
 
 def test_records_are_read_as_they_were_written(tmp_path):
-    records = [Started(step=0, mixture={"中\n文 \u2028 \u2029 \x85": 1.0}), STEP, made_update(NAMES)[1]]
-    written(tmp_path, *records)
-    assert read_records(tmp_path) == records
-    assert (tmp_path / FILE).read_bytes().isascii()
-    assert moments_of(tmp_path)[0].mixture == records[0].mixture
+    writer, names = Records(tmp_path, {}, 0), dict.fromkeys(NAMES, 1 / len(NAMES))
+    writer.start(names, run=None)
+    update = made_update(NAMES)
+    writer.write_update(update, passes=dict.fromkeys(NAMES, 2.0))
+    validated = Validated(**some_record("validation", 3, dev_loss=dict.fromkeys(NAMES, 1.5)))
+    for record in (STEP, validated):
+        writer.write(record)
+    writer.close()
+    assert read_records(tmp_path) == [Started(step=0), STEP, validated]
+    assert all((tmp_path / name).read_bytes().isascii() for name in (FILE, PLAIN))
+    start, moment = moments_of(tmp_path)
+    assert (start.step, start.mixture) == (0, names)
+    assert (moment.step, moment.mixture, moment.groups["reward"]) == (1, update.mixture, update.rewards)
+    assert moment.groups["passes"] == dict.fromkeys(NAMES, 2.0)
+    assert evaluations_of(tmp_path) == {name: [(3, 1.5)] for name in NAMES}
 
 
 def test_numbers_that_are_not_finite_are_read_back(tmp_path):
@@ -61,13 +73,11 @@ def test_numbers_that_are_not_finite_are_read_back(tmp_path):
 
 
 def test_tensorboard_and_every_log_have_the_same_words_for_an_update(tmp_path):
-    update, record = made_update(NAMES)
-    expected = update.scalars(passes=record.passes)
-    own = {"update/seconds": 0.5}
-    assert scalars(record) == {**expected, **own}
-    written(tmp_path, record)
+    update = made_update(NAMES)
+    expected = update.scalars(passes=dict.fromkeys(NAMES, 1.0))
+    written(tmp_path, update)
     found = on_tensorboard(tmp_path)
-    assert found.keys() == {*expected, *own}
+    assert found.keys() == expected.keys()
     assert found["mixture/my set"] == [(1, pytest.approx(expected["mixture/my set"]))]
 
 
@@ -81,8 +91,12 @@ def test_a_validation_and_a_probe_do_not_share_a_tag():
 
 def test_a_resumed_run_cuts_back_its_records_and_tensorboard(tmp_path):
     end = written(tmp_path, STEP)
-    written(tmp_path, STEP.model_copy(update={"step": 6, "loss": 1.0}), offset=end, step=3)
-    written(tmp_path, STEP.model_copy(update={"step": 6, "loss": 2.0}), offset=end, step=3)
+    update = made_update(NAMES)
+    for value in (1.0, 2.0):
+        late = replace(update, step=6, rewards=dict.fromkeys(NAMES, value))
+        written(tmp_path, late, STEP.model_copy(update={"step": 6, "loss": value}), sizes=end, step=3)
+    (moment,) = moments_of(tmp_path)
+    assert (moment.step, moment.groups["reward"]) == (6, dict.fromkeys(NAMES, 2.0))
     assert [(record.step, record.loss) for record in read_records(tmp_path)] == [(3, 5.0), (6, 2.0)]
     assert on_tensorboard(tmp_path)["step/loss"] == [(3, 5.0), (6, 2.0)]
 
@@ -96,7 +110,7 @@ def test_a_resumed_run_cuts_back_its_records_and_tensorboard(tmp_path):
         b"\xff\xfe",
         b"[" * 100_000,
         json.dumps(some_record("step", 1)).encode(),
-        record_line(json.dumps(some_record("step", 1)), before=7)[0].rstrip().encode(),
+        lines_of([some_record("step", 7), some_record("step", 1)]).splitlines()[1].encode(),
     ],
 )
 def test_what_is_not_a_whole_line_is_refused_by_its_number(tmp_path, line):
@@ -142,9 +156,10 @@ def test_records_that_end_before_their_checkpoint_are_damaged(tmp_path):
     checkpoints.write(path, {"x": torch.zeros(3)}, {"records": end})
     assert len(read_records(tmp_path)) == 2
     content = (tmp_path / FILE).read_bytes()
-    for left in (content[: end // 2], content[:-1], b""):
+    size = end[FILE]
+    for left in (content[: size // 2], content[:-1], b""):
         (tmp_path / FILE).write_bytes(left)
-        message = rf"records.jsonl: is damaged \(of the {end} bytes that a checkpoint counts on, {len(left)} are there"
+        message = rf"records.jsonl: is damaged \(of the {size} bytes that a checkpoint counts on, {len(left)} are there"
         with pytest.raises(DamagedError, match=message):
             read_records(tmp_path)
         with pytest.raises(DamagedError, match=message):
@@ -183,9 +198,9 @@ def test_records_that_were_cut_back_are_read_again(tmp_path):
     follower = Follower(tmp_path)
     assert follower.read() == (False, [])
     end = written(tmp_path, STEP)
-    written(tmp_path, STEP, offset=end)
+    written(tmp_path, STEP, sizes=end)
     assert follower.read() == (False, [STEP, STEP])
-    written(tmp_path, offset=end)
+    written(tmp_path, sizes=end)
     assert follower.read() == (True, [STEP])
     assert follower.read() == (False, [])
 
@@ -193,11 +208,31 @@ def test_records_that_were_cut_back_are_read_again(tmp_path):
 def test_records_cut_back_and_grown_between_two_looks_are_read_again(tmp_path):
     follower, other = Follower(tmp_path), STEP.model_copy(update={"tokens_per_second": 12.5})
     end = written(tmp_path, STEP)
-    written(tmp_path, STEP, offset=end)
+    written(tmp_path, STEP, sizes=end)
     follower.read()
-    written(tmp_path, other, other, offset=end)
+    written(tmp_path, other, other, sizes=end)
     assert follower.read() == (True, [STEP, other, other])
     assert follower.read() == (False, [])
+
+
+@pytest.mark.parametrize("damage", ["a number", "a line", "the end"])
+def test_damage_of_the_updates_is_noticed_by_every_reader(tmp_path, damage):
+    update = made_update(NAMES)
+    end = written(tmp_path, update, replace(update, step=2), replace(update, step=3))
+    checkpoints.write(tmp_path / "checkpoints" / "step-00000003.safetensors", {"x": torch.zeros(3)}, {"records": end})
+    assert len(read_lines(tmp_path, PLAIN)) == len(moments_of(tmp_path)) == 3
+    path = tmp_path / PLAIN
+    content, (first, second, third) = path.read_bytes(), path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        {"a number": content.replace(b"0.", b"1.", 1), "a line": first + third, "the end": first + second}[damage]
+    )
+    with pytest.raises(DamagedError, match=r"mixture\.jsonl.*is damaged"):
+        read_lines(tmp_path, PLAIN)
+    with pytest.raises(DamagedError, match=r"mixture\.jsonl.*is damaged"):
+        Records(tmp_path, end, 3)
+    if damage != "the end":  # which only a checkpoint can say
+        with pytest.raises(ValueError, match=r"mixture\.jsonl:\d: is damaged"):
+            moments_of(tmp_path)
 
 
 def test_a_folder_without_records_is_not_a_run(tmp_path):

@@ -112,8 +112,9 @@ def test_of_many_pairs_an_update_probes_a_part_if_updates_of_all_would_be_rare()
 
 
 def test_what_a_budget_chooses_does_not_count_as_a_change():
-    assert changed_keys(recipe("mixture.probe_budget=0.01", "mixture.every=7"), recipe("mixture.probe_budget=0.01")) == []
-    assert changed_keys(recipe("mixture.probe_budget=0.01"), recipe("mixture.probe_budget=0.02")) != []
+    small, large = recipe("mixture.probe_budget=0.01"), recipe("mixture.probe_budget=0.02")
+    assert changed_keys(recipe("mixture.probe_budget=0.01", "mixture.every=7"), small) == []
+    assert changed_keys(small, large) == ["mixture.probe_budget"]
     assert "mixture.every" in changed_keys(recipe(), recipe("mixture.every=7"))
 
 

@@ -12,7 +12,19 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
-from toy_runs import FAULTY, SCRIPTS, Silent, launched, records, same_runs, sets, small_config, tensors, torchrun
+from toy_runs import (
+    FAULTY,
+    SCRIPTS,
+    Silent,
+    all_lines,
+    launched,
+    records,
+    same_runs,
+    sets,
+    small_config,
+    tensors,
+    torchrun,
+)
 
 from multidds._base.errors import UserError
 from multidds.nmt.batches.batch import assemble
@@ -101,8 +113,9 @@ def test_a_documented_command_trains_as_one_process_does(text, monkeypatch, tmp_
     out = "".join(out for out, _ in ends)
     assert out.count("Finished after 12 steps") == out.count("step 12  loss") == 1
     train(small_config(text, monkeypatch, *overrides), tmp_path / "one", Silent())
-    one, two = records(tmp_path / "one"), records(tmp_path / "two")
-    assert [(record["kind"], record["step"]) for record in one] == [(record["kind"], record["step"]) for record in two]
+    one, two = all_lines(tmp_path / "one"), all_lines(tmp_path / "two")
+    places = [[(line.get("kind"), line["step"]) for line in lines] for lines in (one, two)]
+    assert places[0] == places[1]
     for ours, theirs in zip(one, two, strict=True):
         for key in ("loss", "mixture", "reward", "noise", "dev_loss", "soft_bleu"):
             if key in ours:
@@ -205,7 +218,7 @@ def test_another_number_of_processes_takes_every_example_as_before(text, monkeyp
     done = launched(two, text, *overrides)
     assert done.stdout.startswith("going on after step 9, with 2 processes instead of 1: mixture, counts and the next")
     train(config, tmp_path / "one", Silent())
-    for ours, theirs in zip(records(tmp_path / "one"), records(two), strict=True):
+    for ours, theirs in zip(all_lines(tmp_path / "one"), all_lines(two), strict=True):
         assert [ours.get(key) for key in ("kind", "step", "passes", "tokens", "sentences")] == [
             theirs.get(key) for key in ("kind", "step", "passes", "tokens", "sentences")
         ]

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from conftest import ROOT, multidds
-from made_runs import read_lines
+from made_runs import read_lines, updates_of
 from toy_runs import SMALL, Silent, Stopping, same_runs
 from toy_text import write_with_loud
 
@@ -100,7 +100,7 @@ def test_new_datasets_get_the_share_of_the_plan(text, tmp_path):
     three = fine_tuned("mirror-base shift-base loud-base", "three")
     run = Training(three, tmp_path / "three")
     run.close()
-    learned = [record for record in read_lines(text / "runs" / "old") if record["kind"] == "update"][-1]["mixture"]
+    learned = updates_of(text / "runs" / "old")[-1]["mixture"]
     ratio = learned["mirror-base"] / learned["shift-base"]
     assert run.mixture["mirror-base"] / run.mixture["shift-base"] == pytest.approx(ratio)
     assert ratio != pytest.approx(1)

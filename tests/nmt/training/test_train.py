@@ -12,11 +12,12 @@ import time
 import pytest
 import torch
 from conftest import ROOT, multidds
-from made_runs import read_checksummed_json
+from made_runs import read_checksummed_json, read_lines, updates_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, Stopping, mistake, records, same_runs, small_config, tensors
 
 from multidds._base.errors import UserError
+from multidds.history import evaluations_of
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.common.checksummed import write_checksummed
 from multidds.nmt.config.config import read_run
@@ -24,8 +25,8 @@ from multidds.nmt.model.device import compiler_errors
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs import checkpoints
 from multidds.nmt.training.balancing import planned_pace
-from multidds.nmt.training.schedule import planned_sentences
 from multidds.nmt.training.progress import CLOCKS
+from multidds.nmt.training.schedule import planned_sentences
 from multidds.nmt.training.start_mixture import prior_of
 from multidds.nmt.training.train import Training, train
 
@@ -92,24 +93,24 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
     assert (at.step, at.finished) == (12, "12 steps")
     found = records(tmp_path / "run")
     kinds = [(record["kind"], record["step"]) for record in found]
-    updates = [("update", 5), ("update", 10)] if method != "static" else []
     ends = [("start", 0), ("validation", 12)]
-    assert sorted(kinds) == sorted([("step", s) for s in (3, 6, 9, 12)] + updates + ends)
-    assert found[0]["mixture"] == prior_of(config, data_of(config)).probabilities
-    for record in found:
-        if record["kind"] == "update":
-            assert set(record["mixture"]) == {"mirror-base", "shift-base"} == set(record["reward"])
-            aligned = record["alignment"]
-            assert aligned["rewards"].keys() == {"multidds", "multidds-s"}
-            assert len(aligned["cosines"]) == len(aligned["cosines"][0]) == 2
-            assert set(record["passes"]) == set(config.data.names)
-            assert record["skipped"] is None
-            assert bool(record["noise"]) == (record["signal"] is not None) == (method in ("learned", "shuffled"))
-        if record["kind"] == "validation":
-            assert record["finished"] == "12 steps"
-            mean = sum(record["dev_loss"].values()) / 2
-            assert record["mean"] == pytest.approx(mean)
-            assert record["perplexity"]["mirror-base"] == pytest.approx(math.exp(record["dev_loss"]["mirror-base"]))
+    assert sorted(kinds) == sorted([("step", s) for s in (3, 6, 9, 12)] + ends)
+    start, *_ = read_lines(tmp_path / "run", "mixture.jsonl")
+    assert start["mixture"] == prior_of(config, data_of(config)).probabilities
+    updates = updates_of(tmp_path / "run")
+    assert [update["step"] for update in updates] == ([5, 10] if method != "static" else [])
+    pairs = set(config.data.names)
+    for update in updates:
+        assert set(update["mixture"]) == set(update["reward"]) == set(update["passes"]) == pairs
+        assert ("noise" in update) == ("signal" in update) == (method in ("learned", "shuffled"))
+        found_for = {dev: set(row) for dev, row in update.get("relevance", {}).items()}
+        assert found_for == ({} if method == "moving-average" else dict.fromkeys(pairs, pairs))
+    validation = next(record for record in found if record["kind"] == "validation")
+    assert evaluations_of(tmp_path / "run") == {name: [(12, loss)] for name, loss in validation["dev_loss"].items()}
+    assert validation["finished"] == "12 steps"
+    mean = sum(validation["dev_loss"].values()) / 2
+    assert validation["mean"] == pytest.approx(mean)
+    assert validation["perplexity"]["mirror-base"] == pytest.approx(math.exp(validation["dev_loss"]["mirror-base"]))
     assert (tmp_path / "run" / "best.safetensors").exists()
     assert list((tmp_path / "run" / "tensorboard").iterdir())
 
@@ -157,7 +158,7 @@ def test_the_control_rewards_every_pair_for_another_one(corpus, monkeypatch, tmp
     for method in ("learned", "shuffled"):
         config = small_config(corpus, monkeypatch, f"mixture.method={method}", "train.max_steps=5")
         train(config, tmp_path / method, Silent())
-        (found[method],) = (r["reward"] for r in records(tmp_path / method) if r["kind"] == "update")
+        (found[method],) = (update["reward"] for update in updates_of(tmp_path / method))
     assert found["learned"].keys() == found["shuffled"].keys()
     assert found["learned"]["mirror-base"] != pytest.approx(found["shuffled"]["mirror-base"], abs=1e-3)
 
@@ -174,17 +175,16 @@ def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):
     validations = [record for record in found if record["kind"] == "validation"]
     assert [record["epoch"] for record in validations] == list(range(1, len(validations) + 1))
     switched = validations[1]["step"]
-    for record in found:
-        if record["kind"] == "update":
-            regular = len(set(record["dev_weight"].values())) == 1
-            assert regular == (record["step"] <= switched)
+    for update in updates_of(tmp_path / "run"):
+        regular = len(set(update["dev_weight"].values())) == 1
+        assert regular == (update["step"] <= switched)
 
 
 def test_steps_switch_priorities_within_an_epoch(corpus, monkeypatch, tmp_path):
     overrides = ("train.max_steps=12", "mixture.every=3", "mixture.priority=high", "mixture.switch_step=6")
     train(small_config(corpus, monkeypatch, *overrides), tmp_path / "run", Silent())
-    updates = [record for record in records(tmp_path / "run") if record["kind"] == "update"]
-    assert {record["step"]: len(set(record["dev_weight"].values())) > 1 for record in updates} == {
+    updates = updates_of(tmp_path / "run")
+    assert {update["step"]: len(set(update["dev_weight"].values())) > 1 for update in updates} == {
         3: False,
         6: True,
         9: True,
@@ -233,17 +233,18 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(corpus, monkeypa
         same_runs(tmp_path / "straight", run)
 
 
-def test_damaged_records_go_back_to_a_checkpoint_before_the_damage(corpus, monkeypatch, tmp_path):
+@pytest.mark.parametrize("file", ["records.jsonl", "mixture.jsonl"])
+def test_damaged_records_go_back_to_a_checkpoint_before_the_damage(corpus, monkeypatch, tmp_path, file):
     config = small_config(corpus, monkeypatch)
     train(config, tmp_path / "straight", Silent())
     train(config, tmp_path / "run", Silent())
-    path = tmp_path / "run" / "records.jsonl"
+    path = tmp_path / "run" / file
     content = bytearray(path.read_bytes())
     content[-10] ^= 1
     path.write_bytes(content)
     show = Silent()
     train(config, tmp_path / "run", show)
-    expected = r"records.jsonl:\d+: is damaged.* Going on from step-00000008.safetensors\."
+    expected = rf"{file}:\d+: is damaged.* Going on from step-00000008.safetensors\."
     assert re.search(expected, show.lines[0])
     same_runs(tmp_path / "straight", tmp_path / "run")
 
@@ -435,8 +436,8 @@ def test_a_run_has_one_writer(corpus, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("mixture.prior=planned",), r"^plan for 4 steps: .* passes\), .*\); a dev set for each dataset; 2 updates, "),
-        (("mixture.prior=proportional",), r"^mixture: .*; an update every 2 steps, "),
+        (("mixture.prior=planned",), r"^plan: .* passes\), .* · 2 updates, "),
+        (("mixture.prior=proportional",), r"^mixture: .* · 2 updates, "),
         (("mixture.method=static",), None),
     ],
 )
@@ -445,7 +446,7 @@ def test_a_training_begins_with_the_start_line(text, tmp_path, monkeypatch, over
         text, monkeypatch, "train.max_steps=4", "mixture.every=2", "mixture.method=learned", *overrides
     )
     train(config, tmp_path / "run", show := Silent())
-    lines = [line for line in show.lines if "dev set for each" in line]
+    lines = [line for line in show.lines if "updates, about" in line]
     if words is None:
         assert lines == []
     else:
