@@ -25,8 +25,7 @@ from toys import dataset
 
 from multidds import Balancer, Limits, Mixture, MixtureSampler, Probes, batches_of
 from multidds.integrations.lightning import BalanceCallback, mixed_loader
-from multidds.rewards import Cosine, FromTable, MeanSlope, MovingAverage
-from multidds.rules import RelevancePlan, Scorer
+from multidds.rules import Cosine, MovingAverage, RelevancePlan, Scorer
 
 pytestmark = QUIET
 
@@ -99,7 +98,7 @@ def test_probes_are_invisible(tmp_path):
     """Updates that do not move the mixture (rewards of NaN) leave all else as it is without the callback."""
 
     def run(folder, *callbacks):
-        loader, callback = loader_and_callback(every=2, callback={"reward": FromTable(no_reward), "priority": "low"})
+        loader, callback = loader_and_callback(every=2, callback={"rule": Scorer(no_reward), "priority": "low"})
         module, recorder, logger = net(dropout=0.3), Recorder(), CSVLogger(folder)
         callbacks = [callback] if folder.name == "with" else []
         trainer(folder, *callbacks, recorder, max_epochs=2, logger=logger).fit(module, loader)
@@ -107,8 +106,8 @@ def test_probes_are_invisible(tmp_path):
         rows = [row for row in logged(logger) if "mixture/a" not in row]
         return recorder.records, result(module, callback, loader), rows, len(module.outputs)
 
-    def no_reward(alignment, weights):
-        return torch.full((3,), torch.nan)
+    def no_reward(probe, round_):
+        return probe.agreed(dict.fromkeys(Cosine()(probe, round_), float("nan")))
 
     assert run(tmp_path / "with") == run(tmp_path / "without")
 
@@ -218,7 +217,9 @@ def test_resume_is_exact(what, tmp_path):
     way, options, saving, *more = RESUMES[what]
 
     def run(folder, noise, ckpt_path=None):
-        loader, callback = loader_and_callback(callback={"probes": Probes(batches=2), "reward": Cosine()}, **WAYS[way])
+        loader, callback = loader_and_callback(
+            callback={"probes": Probes(batches=2), "rule": Scorer(Cosine(), lr=1.0)}, **WAYS[way]
+        )
         module = net(dropout=0.3, kind=Scheduled)
         saver = ModelCheckpoint(folder, "{step}", **({"save_top_k": -1} | saving))
         val = DataLoader(DEV["x"], batch_size=4) if saving is BEST else None
@@ -237,7 +238,9 @@ def test_resume_is_exact(what, tmp_path):
 
 
 @pytest.mark.claim("Lightning", "exact resume with averages of parameters and gradients")
-@pytest.mark.parametrize("options", [{"rule": RelevancePlan()}, {"rule": RelevancePlan(), "reward": MovingAverage()}])
+@pytest.mark.parametrize(
+    "options", [{"rule": RelevancePlan()}, {"rule": Scorer(MovingAverage()), "probes": Probes(average=40)}]
+)
 def test_averages_resume_exactly(options, tmp_path):
     def run(ckpt_path=None):
         loader, callback = loader_and_callback(callback=options)
@@ -495,7 +498,7 @@ class HasBackbone(Net):
 @pytest.mark.parametrize("reward", [Cosine(), MovingAverage()], ids=["probes", "averages"])
 def test_parameters_that_a_callback_unfreezes_are_probed_from_then_on(reward, tmp_path):
     def run(folder, ckpt_path=None):
-        loader, callback = loader_and_callback(every=4, callback={"reward": reward, "rule": Scorer(lr=0.5)})
+        loader, callback = loader_and_callback(every=4, callback={"rule": Scorer(reward, lr=0.5)})
         module, saver = net(kind=HasBackbone), ModelCheckpoint(folder, "{step}", every_n_train_steps=10, save_top_k=-1)
         unfreezes = BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
         trainer(tmp_path, unfreezes, callback, saver, max_epochs=3).fit(module, loader, ckpt_path=ckpt_path)
@@ -574,15 +577,6 @@ def test_probes_use_the_data_of_the_present_loader(tmp_path):
         assert seen == {mark}
 
 
-def test_datasets_of_the_loader_can_be_probed_in_mixed_batches(tmp_path):
-    def each_loss(module, batch):
-        return nn.functional.cross_entropy(module.net(batch[0]), batch[1], reduction="none")
-
-    loader, callback = loader_and_callback(callback={"reward": MeanSlope(each_loss), "rule": RelevancePlan()})
-    trainer(tmp_path, callback, max_steps=3).fit(net(), loader)
-    assert callback.balancer.history[-1].rewards.keys() == SIZES.keys()
-
-
 @pytest.mark.claim("Lightning", "other sources of probe batches")
 @pytest.mark.claim("Lightning", "lists of examples")
 def test_sources_of_probe_batches(tmp_path):
@@ -658,8 +652,7 @@ def test_fits_that_cannot_work_are_refused(options, kind, other, message, tmp_pa
     ("strategy", "options", "message"),
     [
         (FSDPStrategy, {}, "FSDPStrategy .*ModelParallelStrategy.*Replay"),
-        (ModelParallelStrategy, {"reward": MovingAverage()}, "MovingAverage"),
-        (ModelParallelStrategy, {"reward": MeanSlope(loss_of)}, "MeanSlope"),
+        (ModelParallelStrategy, {"rule": Scorer(MovingAverage())}, "MovingAverage"),
     ],
 )
 def test_strategies_that_do_not_work_are_refused(strategy, options, message, tmp_path):
@@ -676,6 +669,8 @@ def test_strategies_that_do_not_work_are_refused(strategy, options, message, tmp
         ({"dev": {}}, "dev is empty"),
         ({"dev": {"x": dataset(4), "y": dataset(0)}}, "dev: .*'y'"),
         ({"batchs": 2}, "batchs"),
+        ({"reward": "multidds-s"}, r"^BalanceCallback: reward= .*rule=Scorer\(reward="),
+        ({"groups": {"a": "web"}}, r"^BalanceCallback: groups= .*limits=Limits\(groups="),
         ({"loss": "mse"}, "loss .* str"),
         ({"every": 0}, "every .* 0"),
         ({"batch_size": 0}, "batch_size .* 0"),
@@ -738,7 +733,7 @@ def fitted_on_ranks(folder):
 
 
 def resumed_on_ranks(folder):
-    default = {"rule": RelevancePlan()}
+    default = {"rule": RelevancePlan(), "probes": Probes(batches=4, count="in all")}
     ddp = {
         "devices": 2,
         "strategy": "ddp",

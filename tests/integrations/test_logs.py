@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -19,7 +20,7 @@ from multidds import Budget, Mixture, Update
 from multidds.history import moments_of
 from multidds.history.loggers import keep_history, on_console, table
 from multidds.integrations.lightning import BalanceCallback, mixed_loader
-from multidds.rules import RelevancePlan
+from multidds.rules import RelevancePlan, paper
 
 pytestmark = QUIET
 LINE = re.compile(r"^step (\d+)  ((\w \d+→\d+%  )*\w \d+→\d+%|unchanged: .*)$", re.MULTILINE)
@@ -52,9 +53,7 @@ def test_trainer_without_a_console_prints_nothing(tmp_path, capsys):
     assert "step 4" not in capsys.readouterr().out
 
 
-STARTED = (
-    r"plan for 14 steps: (\w \d+% \(.*\), ){2}.*; dev sets: x, y; 3 updates, one every 4 steps, .* averaged over 40"
-)
+STARTED = r"plan: \w \d+% \(.* passes\), \w \d+%, \w \d+% · 3 updates, about \d+% of the time · "
 
 
 @pytest.mark.parametrize("bar", [False, True])
@@ -65,22 +64,36 @@ def test_trainer_begins_with_the_start_line(bar, tmp_path, capsys, caplog):
     first, *others = capsys.readouterr().out.splitlines()
     assert re.match(STARTED, first)
     assert f"mixture.jsonl in {tmp_path}; multidds report {tmp_path}" in first
-    assert not any("plan for" in line for line in others)
-    assert caplog.text == ""
+    assert not any("plan: " in line for line in others)
+    assert re.fullmatch(r".*14 steps have 3 updates, too few to learn from; .*\n", caplog.text)
     assert "mixture.jsonl" in os.listdir(tmp_path)
 
 
 def test_trainer_logs_a_start_that_needs_a_setting_or_has_no_console(tmp_path, capsys, caplog):
     trainer, _ = trainer_of(tmp_path, every=Budget(), rule=RelevancePlan())
     trainer.train()
-    assert "nothing is learned: 14 steps have 0 updates" in caplog.text
+    assert "14 steps have 0 updates" in caplog.text
+    assert "no update, so nothing is learned" in capsys.readouterr().out
     trainer, _ = trainer_of(tmp_path, every=4, rule=RelevancePlan())
     trainer.remove_callback(PrinterCallback)
     with caplog.at_level("INFO", logger="multidds"):
         trainer.train()
     assert re.search(STARTED, caplog.text)
     assert "Trainer's log" in caplog.text
-    assert "plan for" not in capsys.readouterr().out
+    assert "plan: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rule", [RelevancePlan(), paper()])
+def test_trainer_says_where_a_resumed_training_is(rule, tmp_path, capsys):
+    settings = {"save_strategy": "steps", "save_steps": 6}
+    trainer_of(tmp_path, every=4, rule=rule, settings=settings)[0].train()
+    capsys.readouterr()
+    trainer, _ = trainer_of(tmp_path, every=4, rule=rule, settings=settings)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    first, *others = capsys.readouterr().out.splitlines()
+    share = max(mixtures(trainer)[4].values())
+    assert re.fullmatch(rf"resumed at step 6; \w {100 * share:.0f}%, .*; 2 updates to come", first)
+    assert not any("resumed" in line for line in others)
 
 
 def test_trainer_says_that_streams_have_no_sizes(tmp_path, caplog):
@@ -89,13 +102,13 @@ def test_trainer_says_that_streams_have_no_sizes(tmp_path, caplog):
     trainer, callback = trainer_of(tmp_path, every=4, rule=RelevancePlan(), **mixed)
     callback.mixture.sizes = None
     trainer.train()
-    assert "no plan: sizes (of the mixture) are needed; mixture for 2 steps: " in caplog.text
+    assert "no plan, because sizes (of the mixture) are not known" in caplog.text
 
 
 def test_trainer_says_that_a_dev_set_is_a_training_set(tmp_path, caplog):
     data = train_sets()
     trainer_of(tmp_path, data=data, eval_dataset=data["b"], settings={"max_steps": 1})[0].train()
-    assert "dev (the same data as the dataset b)" in caplog.text
+    assert "dev set 'dev' and the dataset 'b' are the same data" in caplog.text
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -104,12 +117,30 @@ def test_lightning_begins_with_the_start_line(kept, tmp_path, caplog):
     logger = CSVLogger(tmp_path, name="csv") if kept else False
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         lightning(tmp_path, callback, max_steps=7, logger=logger).fit(net(), loader)
-    (line,) = [record.getMessage() for record in caplog.records if "plan for 7 steps" in record.getMessage()]
-    assert "dev sets: x, y; 2 updates, one every 3 steps" in line
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("plan: ")]
+    assert "% · 2 updates, about " in line
     folder = tmp_path / "csv" / "version_0"
     assert (f"mixture.jsonl in {folder}; multidds report {folder}" in line) == kept
     assert ("callback.balancer.history" in line) != kept
     assert (folder / "mixture.jsonl").is_file() == kept
+
+
+@pytest.mark.parametrize("rule", [RelevancePlan(), paper()])
+def test_lightning_says_where_a_resumed_training_is(rule, tmp_path, caplog):
+    def run(ckpt_path=None):
+        loader, callback = loader_and_callback(every=3, callback={"rule": rule})
+        saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
+        lightning(tmp_path, callback, saver, max_steps=7).fit(net(), loader, ckpt_path=ckpt_path)
+        return callback
+
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        run()
+        caplog.clear()
+        callback = run(tmp_path / "step=4.ckpt")
+    lines = [record.getMessage() for record in caplog.records]
+    (line,) = [line for line in lines if line.startswith(("plan: ", "mixture: ", "resumed"))]
+    assert re.fullmatch(r"resumed at step 4; \w \d+%, .*; 1 update to come", line)
+    assert [update.step for update in callback.balancer.history] == [6]
 
 
 def test_lightning_takes_one_dev_set_and_says_that_it_is_a_training_set(tmp_path, caplog):
@@ -117,7 +148,7 @@ def test_lightning_takes_one_dev_set_and_says_that_it_is_a_training_set(tmp_path
     loader = mixed_loader(TRAIN, mixture, 4)
     callback = BalanceCallback(mixture, TRAIN["b"], every=1)
     lightning(tmp_path, callback, max_steps=1).fit(net(), loader)
-    assert "dev (the same data as the dataset b)" in caplog.text
+    assert "dev set 'dev' and the dataset 'b' are the same data" in caplog.text
     assert list(callback.balancer.history[0].dev_losses) == ["dev"]
     assert callback.balancer.start.keys() == TRAIN.keys()
 

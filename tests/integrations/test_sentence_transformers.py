@@ -19,7 +19,7 @@ from toy_trainers import MOVING, QUIET, STILL, assert_resumes, lasting, mixtures
 from multidds import Balancer, Limits, Mixture, Probes
 from multidds.integrations.sentence_transformers import BalanceCallback, mixed_batches
 from multidds.integrations.sentence_transformers.batches import probe_batches
-from multidds.rules import RelevancePlan
+from multidds.rules import RelevancePlan, paper
 from multidds.sampling import Draws
 
 pytestmark = QUIET
@@ -31,8 +31,8 @@ def test_one_dev_set_needs_no_name(tmp_path, capsys):
     options = {"rule": RelevancePlan(), "settings": settings}
     trainer, callback = trainer_of(tmp_path, eval_dataset=pairs(8, 10), **options)
     trainer.train()
-    assert "dev sets: dev; 2 updates, one every 2 steps" in (line := capsys.readouterr().out)
-    assert re.search(rf"plan for 4 steps: .* in mixture.jsonl in {tmp_path}; multidds report {tmp_path}", line)
+    line = capsys.readouterr().out
+    assert re.search(rf"plan: .* · 2 updates, .* in mixture.jsonl in {tmp_path}; multidds report {tmp_path}", line)
     assert list(callback.balancer.history[-1].dev_losses) == ["dev"]
     *_, evaluated = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
     assert callback.balancer.dev_losses == {"dev": evaluated}
@@ -41,11 +41,21 @@ def test_one_dev_set_needs_no_name(tmp_path, capsys):
     assert mixtures(named) == mixtures(trainer)
 
 
+@pytest.mark.parametrize("rule", [RelevancePlan(), paper()])
+def test_a_resumed_training_begins_with_where_it_is(rule, tmp_path, capsys):
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    for resume in (None, True):
+        trainer, _ = trainer_of(tmp_path, rule=rule, settings=settings)
+        capsys.readouterr()
+        trainer.train(resume_from_checkpoint=resume and str(tmp_path / "checkpoint-3"))
+    assert capsys.readouterr().out.startswith("resumed at step 3; ")
+
+
 def test_a_dev_set_that_is_a_training_set_is_said(tmp_path, caplog):
     data = DatasetDict(train_sets())
     trainer, _ = trainer_of(tmp_path, data=data, eval_dataset=data["b"], settings={"max_steps": 1})
     trainer.train()
-    assert "dev (the same data as the dataset b)" in caplog.text
+    assert "dev set 'dev' and the dataset 'b' are the same data" in caplog.text
 
 
 class Parts(nn.Module):

@@ -11,6 +11,7 @@ from toy_trl import dev_sets, dpo, reward, rows, sft, train_sets
 
 from multidds import Limits, Mixture, MixtureSampler, Probes
 from multidds.integrations.trl import balance
+from multidds.rules import RelevancePlan, paper
 
 pytestmark = QUIET
 
@@ -127,7 +128,17 @@ def test_one_dev_set_needs_no_name(tmp_path, capsys):
     assert [list(update.dev_losses) for update in callback.balancer.history] == [["dev"], ["dev"]]
     *_, evaluated = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
     assert callback.balancer.dev_losses == {"dev": evaluated}
-    assert "plan for 4 steps: " in capsys.readouterr().out
+    assert "plan: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rule", [RelevancePlan(), paper()])
+def test_a_resumed_training_begins_with_where_it_is(rule, tmp_path, capsys):
+    for resume in (None, True):
+        trainer = sft(tmp_path, train_sets()["a"], dev_sets(), save_strategy="steps", save_steps=3)
+        balance(trainer, train_sets(), every=2, rule=rule)
+        capsys.readouterr()
+        trainer.train(resume_from_checkpoint=resume and str(tmp_path / "checkpoint-3"))
+    assert capsys.readouterr().out.startswith("resumed at step 3; ")
 
 
 def test_passes_are_limited_by_the_length_of_training(tmp_path):
