@@ -10,8 +10,8 @@
 ...     return model(batch).sum()
 >>> x, y = torch.eye(2)[:1], torch.eye(2)[1:]
 >>> table = relevance(model, loss, {"a": [x]}, {"dev": [x], "other": [y]}, batches=2)
->>> [round(table[dev]["a"][0], 3) for dev in ("dev", "other")]
-[1.0, 0.0]
+>>> print(f"{table['dev']['a'][0]:.3f} {table['other']['a'][0]:.3f}")
+1.000 0.000
 """
 
 from . import priorities

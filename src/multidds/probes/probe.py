@@ -84,6 +84,7 @@ class Probe:
         self._drawn_from: set[tuple[str, str]] = set()
 
     def names(self, role: str) -> tuple[str, ...]:
+        """Returns the names of the sets of a role."""
         return tuple(self._given.get(role, ()))
 
     @property
@@ -252,7 +253,7 @@ class Probe:
         return agreed
 
     def direction(self, round_: Round, unit: bool) -> tuple[Gradient, float]:
-        """Returns v = sum_k w_k d_k and |v|, the one vector that the paper's rewards need.
+        """Returns v = sum_k w_k d_k and |v| of a round, the one vector that the paper's rewards need.
 
         unit: whether each d_k is divided by its norm.
         """
@@ -278,7 +279,7 @@ class Probe:
     def of_datasets(
         self, round_: Round, value: Callable[[Gradient, float], float], ahead: bool = False
     ) -> dict[str, float]:
-        """Returns {dataset: value(its gradient, the norm)}. Each gradient is forgotten before the next is taken.
+        """Returns {dataset: value(its gradient, the norm)} of a round. Each gradient is forgotten before the next.
 
         ahead: whether `value` takes directions at parameters of its own, inside `ahead`.
 
@@ -302,14 +303,17 @@ class Probe:
         return self.agreed({name: values[name] for name in round_.datasets})
 
     def agreed(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns {dataset: value} with the same bits on every rank. Raises `NotFiniteError` as `of_datasets` does."""
+        """Returns values, {dataset: value}, with the same bits on every rank.
+
+        Raises `NotFiniteError` if a value, or a loss or gradient of the round, is not finite.
+        """
         agreed: dict[str, float] = self.model.replicas.gather(dict(values))[0]
         self._log += [("reward", "train", name, each) for name, each in agreed.items()]
         self._refuse_not_finite()
         return agreed
 
     def gradient(self, role: str, name: str, round_: Round) -> Gradient:
-        """Returns the gradient of the mean probe loss of a set. role: "train" or "dev"."""
+        """Returns the gradient of the mean probe loss of the set `name` in a round. role: "train" or "dev"."""
         return self._take(role, name, round_)[0]
 
     def ahead(self, gradient: Gradient, step: float) -> AbstractContextManager[None]:
@@ -317,12 +321,15 @@ class Probe:
         return self.model.moved(gradient, step)
 
     def keep_sketches(self, buckets: int) -> None:
-        """Keeps a sketch of every gradient that is taken from now on in this round, for `kept_table`."""
+        """Keeps a sketch of every gradient that is taken from now on in this round, for `kept_table`.
+
+        buckets: numbers of a sketch.
+        """
         self._sketches = {"dev": {}, "train": {}}
         self._buckets = buckets
 
     def kept_table(self, round_: Round) -> Table:
-        """Returns the inner products of the gradients whose sketches were kept."""
+        """Returns the inner products of the gradients of a round whose sketches were kept."""
         assert self._sketches is not None
         dev = {name: self._sketches["dev"][name] for name in self.names("dev")}
         table = table_of(dev, {name: self._sketches["train"][name] for name in round_.datasets})

@@ -158,7 +158,7 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
         return found
 
     def joint(self, name: str, weights: Mapping[str, float]) -> "Table":
-        """Returns the table of one row: the cosines with sum_k w_k d_k / |d_k|. weights: {dev set: w}."""
+        """Returns the table of one row, `name`: the cosines with sum_k w_k d_k / |d_k|. weights: {dev set: w}."""
         w = torch.tensor([weights[dev] for dev in self.dev_names], dtype=torch.float64)
         unit = _divided(w, self.dev_norms)
         own_dev = self.own_dev

@@ -68,7 +68,10 @@ class MovingAverage:
         return probe.agreed(rewards)
 
     def observe(self, name: str) -> None:
-        """Adds what backward has left in .grad. Nothing is synchronised; a non-finite gradient changes nothing."""
+        """Adds what backward has left in .grad to the average of the dataset `name`.
+
+        Nothing is synchronised. A gradient that is not finite changes nothing.
+        """
         if self._model.replicas.size > 1:
             raise ValueError(
                 "Balancer.observe: gradients averaged over ranks may mix datasets. Leave the call out: the moving "
@@ -81,7 +84,7 @@ class MovingAverage:
         self._observed.add(name)
 
     def add(self, name: str, gradient: Gradient) -> None:
-        """Adds a gradient to the average of a dataset, unless an element of it is not finite."""
+        """Adds a gradient to the average of the dataset `name`, unless an element of it is not finite."""
         if name not in self._averages:
             self._begin(name)
         averages = self._averages[name]

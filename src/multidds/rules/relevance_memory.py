@@ -1,7 +1,7 @@
 """The memory of relevance: posterior means over all updates, with their standard errors. Pure.
 
-Only differences between datasets can move a mixture, so the mean of a row of cosines is subtracted from it, as REINFORCE
-subtracts a baseline: early in training any text teaches the first things, and every cosine is high. What is left of the
+Only differences between datasets can move a mixture, so the mean of a row of cosines is subtracted from it, as
+REINFORCE subtracts a baseline: early in training any text teaches the first things, and every cosine is high. What is left of the
 cosine of dataset i with dev set k at update t is modelled as s_kt a_ki + noise. a_ki lasts, and is what a plan needs up
 to a factor of its row; the scale s_kt of a row falls while a model learns. The noise of a probe is measured by its
 parts. What else changes from update to update has the variance s_kt S_k, with S_k the largest scale so far. A row in

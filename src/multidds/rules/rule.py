@@ -65,7 +65,7 @@ class State(ABC):
 
     @abstractmethod
     def update(self, probe: Probe, round_: Round) -> Findings:
-        """Takes what it needs from the probe, and moves its mixture.
+        """Takes what it needs of a round from the probe, and moves its mixture.
 
         `NotFiniteError`, which the probe raises, means that nothing moves; so all of the probe comes first.
         """
@@ -84,7 +84,7 @@ class State(ABC):
         return {}
 
     def observe(self, name: str) -> None:  # noqa: B027
-        """Takes .grad as a gradient of this dataset. Only moving averages do."""
+        """Takes .grad as a gradient of the dataset `name`. Only moving averages do."""
 
     def forget_gradients(self) -> None:  # noqa: B027
         """Forgets gradients of parameters that were replaced."""
