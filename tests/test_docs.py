@@ -1,5 +1,6 @@
 """The README, the docs and the examples are run, so they stay true."""
 
+import math
 import re
 import subprocess
 import sys
@@ -148,8 +149,9 @@ def test_the_worked_example_of_contributing_runs():
     for block in blocks(ROOT / "CONTRIBUTING.md", "python"):
         exec(block, names)
     update = names["balancer"].update()
-    expected = update.alignment.cosines().amin(dim=0).tolist()
-    assert list(update.rewards.values()) == pytest.approx(expected)
+    raised = {name: p * math.exp(0.3 * update.rewards[name]) for name, p in update.before.items()}
+    assert update.mixture == pytest.approx({name: p / sum(raised.values()) for name, p in raised.items()})
+    assert update.mixture != update.before
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
