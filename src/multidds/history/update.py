@@ -48,10 +48,10 @@ class Update:
     unlearned: the total variation between the plan and the prior.
     before: {dataset: probability} before the update.
     prior: {dataset: probability} that the training was given.
-    relevance: {dev set: {dataset: (relevance, standard error)}} by all evidence so far; None if it is not estimated. 1 is
-        the best dataset; below 0 are those of less use than the average one.
-    worth: {dataset: (worth of one more pass in new examples, standard error)}, of datasets with a dev set of their name:
-        1 is as good as new, 0 of no use, below 0 it harms.
+    relevance: {dev set: {dataset: (relevance, standard error)}} by all evidence so far; None if it is not estimated.
+        1 is the best dataset; below 0 are those of less use than the average one.
+    worth: {dataset: (worth of one more pass in new examples, standard error)} of datasets with a dev set of their
+        name. 1 is as good as new, 0 of no use, below 0 it harms.
     proposed: {dataset: probability} that the rule would set, if it only watches.
 
     As a string it is one line, such as `step 500  python 80→67%  markdown 16→25%`.

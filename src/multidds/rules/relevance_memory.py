@@ -1,10 +1,11 @@
 """The memory of relevance: posterior means over all updates, with their standard errors. Pure.
 
 Only differences between datasets can move a mixture, so the mean of a row of cosines is subtracted from it, as
-REINFORCE subtracts a baseline: early in training any text teaches the first things, and every cosine is high. What is left of the
-cosine of dataset i with dev set k at update t is modelled as s_kt a_ki + noise. a_ki lasts, and is what a plan needs up
-to a factor of its row; the scale s_kt of a row falls while a model learns. The noise of a probe is measured by its
-parts. What else changes from update to update has the variance s_kt S_k, with S_k the largest scale so far. A row in
+REINFORCE subtracts a baseline. Early in training any text teaches the first things, and every cosine is high.
+
+What is left of the cosine of dataset i with dev set k at update t is modelled as s_kt a_ki + noise. a_ki lasts, and is
+what a plan needs up to a factor of its row; the scale s_kt of a row falls while a model learns. The noise of a probe is
+measured by its parts. What else changes from update to update has the variance s_kt S_k, with S_k the largest scale so far. A row in
 which all datasets are nearly alike says little about their differences, so its level m counts as noise, too. So an
 update counts by its information, s^2 / (noise^2 + s S + (m / 2)^2): one at noise level says nothing, however late it
 comes. The prior is the relevance by names.
