@@ -5,10 +5,10 @@ REINFORCE subtracts a baseline. Early in training any text teaches the first thi
 
 What is left of the cosine of dataset i with dev set k at update t is modelled as s_kt a_ki + noise. a_ki lasts, and is
 what a plan needs up to a factor of its row; the scale s_kt of a row falls while a model learns. The noise of a probe is
-measured by its parts. What else changes from update to update has the variance s_kt S_k, with S_k the largest scale so far. A row in
-which all datasets are nearly alike says little about their differences, so its level m counts as noise, too. So an
-update counts by its information, s^2 / (noise^2 + s S + (m / 2)^2): one at noise level says nothing, however late it
-comes. The prior is the relevance by names.
+measured by its parts. What else changes from update to update has the variance s_kt S_k, with S_k the largest scale so
+far. A row in which all datasets are nearly alike says little about their differences, so its level m counts as noise,
+too. So an update counts by its information, s^2 / (noise^2 + s S + (m / 2)^2): one at noise level says nothing, however
+late it comes. The prior is the relevance by names.
 """
 
 import math
