@@ -49,7 +49,7 @@ SHARED = {
     "multidds._base.files": set(files.__dict__),
     "multidds._base.terminal": {"err", "escaped", "new_table", "out", "say", "spinner"},
     "multidds.commands": {"cli"},
-    "multidds.commands.cli": {"Set", "app", "explained", "notice"},
+    "multidds.commands.cli": {"Application", "Commands", "add_overrides", "command", "explained", "notice"},
     "multidds.history.loggers": {"LAYOUT"},
     "multidds.balancer.pace": {"Pace", "pace_of"},
 }

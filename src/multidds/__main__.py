@@ -3,24 +3,27 @@
 import sys
 from importlib.util import find_spec
 
-from . import __version__
-
-_REPORT = ("jinja2", "matplotlib", "rich", "typer")
-_NMT = (*_REPORT, "ctranslate2", "pydantic", "sacrebleu", "safetensors", "sentencepiece", "tensorboard")
-_LIBRARY = ("report", "plan", "mixture")  # commands; all others are of the application
+_NEEDED = {"report": ("jinja2", "matplotlib"), "mixture": ("jinja2",), "plan": ()}  # by the library's commands
+_NMT = (
+    "ctranslate2",
+    "jinja2",
+    "matplotlib",
+    "pydantic",
+    "rich",
+    "sacrebleu",
+    "safetensors",
+    "sentencepiece",
+    "tensorboard",
+)  # by those of the application
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    if arguments == ["--version"]:
-        print(f"multidds {__version__}")
-        return
-    command = next((argument for argument in arguments if not argument.startswith("-")), None)
-    of_library = command is None or command in _LIBRARY
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    of_library = command is None or command in _NEEDED
     application = all(find_spec(name) for name in _NMT)
-    if not application and not (of_library and all(find_spec(name) for name in _REPORT)):
+    if not all(find_spec(name) for name in (_NEEDED.get(command or "", ()) if of_library else _NMT)):
         extra = "report" if of_library else "nmt"
-        print(f"multidds {command or '--help'}: needs an extra: pip install 'multidds[{extra}]'", file=sys.stderr)
+        print(f"multidds {command}: needs an extra: pip install 'multidds[{extra}]'", file=sys.stderr)
         raise SystemExit(2)
     try:
         if application:

@@ -10,8 +10,15 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import make_run, read_lines, some_record, write_records
-from multidds.nmt.commands.export_mixture import (
+from made_runs import make_run, read_lines, write_mixture
+from snippets import blocks
+from surroundings import surroundings
+from torch.utils.data import DataLoader
+from toy_runs import Silent, mistake, small_config
+
+from multidds import Balancer, Mixture
+from multidds.commands.cli import run as run_command
+from multidds.commands.mixture_formats import (
     FORMATS,
     average_mixture,
     final_mixture,
@@ -19,15 +26,7 @@ from multidds.nmt.commands.export_mixture import (
     mixture_at,
     written,
 )
-from snippets import blocks
-from surroundings import surroundings
-from torch.utils.data import DataLoader
-from toy_runs import Silent, mistake, small_config
-from typer.testing import CliRunner
-
-from multidds import Balancer, Mixture
 from multidds.mixture import Replay
-from multidds.nmt.commands.cli import app
 from multidds.nmt.training.train import train
 
 NAMES = ("aze-eng", "bel-eng", "tur-eng")
@@ -178,13 +177,9 @@ def test_names_in_any_script_are_the_same_in_python(format_):
 # ------------------------------------------------------------------------------------------ which mixture
 
 
-def records(run):
-    return read_lines(run)
-
-
 def test_final_and_at_are_the_mixtures_on_record(tmp_path):
     run = make_run(tmp_path / "run", NAMES, method="multidds-s", updates=3, scored=False)
-    start, *updates = [record["mixture"] for record in records(run) if record["kind"] in ("start", "update")]
+    start, *updates = [line["mixture"] for line in read_lines(run, "mixture.jsonl") if "mixture" in line]
     assert final_mixture(run) == updates[2]
     expected = {0: start, 9: start, 10: updates[0], 19: updates[0], 20: updates[1], 30: updates[2]}
     assert {step: mixture_at(run, step) for step in expected} == expected
@@ -195,9 +190,9 @@ def test_final_and_at_are_the_mixtures_on_record(tmp_path):
 )
 def test_the_average_counts_each_mixture_by_its_steps(tmp_path):
     run = make_run(tmp_path / "run", NAMES, method="multidds-s", updates=3, scored=False)
-    write_records(run, [*records(run), some_record("step", 37)])
-    with (run / "records.jsonl").open("a") as file:
-        file.write('{"kind": "update", "step": 40, "mix')  # still being written
+    write_mixture(run, [*read_lines(run, "mixture.jsonl"), {"step": 37, "eval_loss": dict.fromkeys(NAMES, 1.0)}])
+    with (run / "mixture.jsonl").open("a") as file:
+        file.write('{"step": 40, "mix')  # still being written
     average = average_mixture(run)
     drawn_with = [mixture_at(run, step - 1) for step in range(1, 38)]  # step 1 is drawn with the mixture after 0 steps
     for name in NAMES:
@@ -208,14 +203,14 @@ def test_the_average_counts_each_mixture_by_its_steps(tmp_path):
 def test_records_with_the_newlines_of_windows_are_read(tmp_path):
     run = make_run(tmp_path / "run", NAMES, method="multidds-s", scored=False)
     before = average_mixture(run)
-    path = run / "records.jsonl"
+    path = run / "mixture.jsonl"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert average_mixture(run) == before
 
 
 def test_a_static_run_has_one_mixture(tmp_path):
     run = make_run(tmp_path / "run", NAMES, scored=False)
-    start = records(run)[0]["mixture"]
+    start = read_lines(run, "mixture.jsonl")[0]["mixture"]
     assert final_mixture(run) == mixture_at(run, 120) == start
     assert average_mixture(run) == pytest.approx(start)
     assert json.loads(history_json(run)) == [[0, start]]
@@ -246,10 +241,8 @@ def test_the_code_of_the_page_gives_the_same_and_replays_it(tmp_path):
     out, way_in = blocks(ROOT / "docs" / "elsewhere.md", "python")
     exec(out, names)
     run = make_run(tmp_path / "run", tuple(names["sizes"]), updates=0, scored=False)
-    records = [some_record("update" if step else "start", step, mixture=p) for step, p in names["history"]]
-    records[0]["run"] = read_lines(run)[0]["run"]
-    records.append(some_record("step", 25))
-    write_records(run, records)
+    lines = [{"step": step, "mixture": mixture} for step, mixture in names["history"]]
+    write_mixture(run, [*lines, {"step": 25, "eval_loss": {"en": 1.0}}])
     average = average_mixture(run)
     assert [step for step, _ in names["history"]] == [0, 10, 20]
     assert names["average"] == pytest.approx(average)
@@ -266,7 +259,7 @@ def test_the_code_of_the_page_gives_the_same_and_replays_it(tmp_path):
 # ------------------------------------------------------------------------------------------ the command
 
 
-def test_the_command_prints_the_mixture_only_and_needs_no_torch(tmp_path):
+def test_the_command_prints_the_mixture_only_and_needs_no_torch(tmp_path, capsys):
     run = make_run(tmp_path / "run", NAMES, method="multidds-s", scored=False)
     for arguments, expected in [
         ([], json.dumps(final_mixture(run))),
@@ -274,10 +267,11 @@ def test_the_command_prints_the_mixture_only_and_needs_no_torch(tmp_path):
         (["--at", "20", "--format", "megatron"], written(mixture_at(run, 20), "megatron", None)),
         (["--history"], history_json(run)),
     ]:
-        assert CliRunner().invoke(app, ["mixture", str(run), *arguments]).stdout == expected + "\n"
+        run_command(["mixture", str(run), *arguments])
+        assert capsys.readouterr().out == expected + "\n"
     code = (
         f"import sys; sys.argv = ['multidds', 'mixture', {str(run)!r}]; from multidds.__main__ import main\n"
-        "try: main()\nexcept SystemExit: pass\nprint(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+        "try: main()\nexcept SystemExit: pass\nprint(sorted({'torch', 'pydantic', 'matplotlib'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.endswith("\n[]\n")
@@ -286,7 +280,7 @@ def test_the_command_prints_the_mixture_only_and_needs_no_torch(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "nothing: is not a run (there is no config.json)."),
+        (["nothing"], "nothing: is no history of a mixture: there is none of mixture.jsonl, trainer_state.json"),
         (["run", "--at", "121"], "--at 121: run has records of steps 0 to 120."),
         (["run", "--at", "-1"], "--at -1: run has records of steps 0 to 120."),
         (["run", "--format", "megatro"], "--format megatro: is unknown. Did you mean 'megatron'?"),

@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from made_runs import report
-from multidds.nmt.report.comparison import compared
-from multidds.nmt.report.mixture_runs import MixtureRun
 from torch.utils.data import DataLoader
 from toy_lightning import DEV, QUIET, SIZES, TRAIN, Net, loader_and_callback
 from toy_lightning import trainer as lightning
@@ -20,6 +17,8 @@ from updates import updates
 
 from multidds import Balancer, Mixture, Update, interleave
 from multidds.history import Moment, evaluations_of, moments_of, save_history
+from multidds.report import Run, report
+from multidds.report.comparison import compared
 from multidds.rules import RelevancePlan
 
 pytestmark = QUIET
@@ -102,7 +101,7 @@ def test_the_first_sentence_says_whether_learning_is_better(train, tmp_path):
     folder = tmp_path / "learned" / "version_0" if train is train_lightning else tmp_path / "learned"
     table = moments_of(folder)[-1].relevance  # in mixture.jsonl, whichever trainer wrote it
     assert {len(row) for row in table.values()} == {3}
-    assert all(0 <= value <= 1 and error > 0 for row in table.values() for value, error in row.values())
+    assert all(value <= 1 and error > 0 for row in table.values() for value, error in row.values())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_a_key_names_its_dev_set(tmp_path, key, name):
 def run(label, losses, weights=None, moved=False):
     moments = moments_of(updates("ab")) if moved else []
     evaluations = {name: [(10.0 * i, loss) for i, loss in enumerate(of, 1)] for name, of in losses.items()}
-    return MixtureRun(label, None, moments, evaluations, weights or {})
+    return Run(label, Path(), moments, evaluations, weights or {})
 
 
 def test_the_best_static_run_and_the_priority_decide():
@@ -151,7 +150,7 @@ def test_the_best_static_run_and_the_priority_decide():
     (sentence,) = compared([ours, run("other", {"z": [1.0]})]).verdict()
     assert sentence.startswith("other is not compared: its dev set is z, and not ")
     first, second = compared([ours, *static, run("other", {"z": [1.0]})]).verdict()
-    assert (first.split()[0], second.split()[0]) == (ours.label, "other")
+    assert (first.split()[0], second.split()[0]) == (ours.method, "other")
 
 
 # ------------------------------------------------------------------------------------------ red sentences
@@ -168,7 +167,7 @@ def relevant(shares, table, passes=None, weights=None, count=4):
     moments = moments_of(made)
     if passes:
         moments[-1].groups["passes"] = passes
-    return MixtureRun("r", None, moments)
+    return Run("r", Path(), moments)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +203,22 @@ def test_a_dataset_that_is_learned_by_heart_is_named(tmp_path):
 
 def test_a_run_under_way_is_compared_at_its_own_step_and_others_are_left_out():
     moved = [Moment(9, {"mixture": {"a": 1.0}})]
-    ours = MixtureRun("learned", Path(), moved, {"a": [(50, 3.0), (100, 2.5)]})
-    theirs = MixtureRun("uniform", Path(), [], {"a": [(50, 3.1), (100, 2.6), (1000, 1.6)]})
-    other = MixtureRun("other", Path(), [], {"z": [(100, 0.1)]})
+    ours = Run("learned", Path(), moved, {"a": [(50, 3.0), (100, 2.5)]})
+    theirs = Run("uniform", Path(), [], {"a": [(50, 3.1), (100, 2.6), (1000, 1.6)]})
+    other = Run("other", Path(), [], {"z": [(100, 0.1)]})
     sentence, left_out = compared([ours, theirs, other]).verdict()
     assert left_out.startswith(f"{other.label} is not compared")
     assert "learned is better than uniform" in sentence
     assert "up to step 100" in sentence
+
+
+def test_seeds_of_a_method_are_compared_by_their_mean():
+    def seeds(method, *losses, moved=()):
+        return [Run(method, Path(), list(moved), {"a": [(10.0, loss)]}, seed=i) for i, loss in enumerate(losses, 1)]
+
+    moved = [Moment(9, {"mixture": {"a": 1.0}})]
+    ours, lucky, steady = seeds("learned", 1.0, 2.0, moved=moved), seeds("lucky", 0.5, 3.5), seeds("steady", 1.9, 1.8)
+    found = compared([*ours, *lucky, *steady])
+    (sentence,) = found.verdict()
+    assert sentence.startswith("learned (2 seeds) is better than steady (2 seeds): mean dev loss 1.500 against 1.850")
+    assert [cell.number for cell in found.table("k").rows[0].values()] == [None, 1.5, 2.0, pytest.approx(1.85)]

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT
 from made_runs import read_lines
-from typer.testing import CliRunner
 
 from multidds._base.errors import UserError
-from multidds.nmt.commands.cli import app
+from multidds.commands.cli import run as run_command
+from multidds.nmt.commands import cli  # noqa: F401  (adds its commands)
 from multidds.nmt.config.config import load_config
 from multidds.nmt.prepare import prepare
 from multidds.nmt.runs import checkpoints
@@ -82,9 +83,9 @@ def small_config(corpus, monkeypatch, *overrides, pairs=None):
 
 def mistake(*arguments):
     """The message of a mistake on the command line, made in this process."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert isinstance(result.exception, UserError), result.output
-    message = str(result.exception)
+    with pytest.raises(UserError) as caught:
+        run_command([str(argument) for argument in arguments])
+    message = str(caught.value)
     assert "\n" not in message
     return message
 

@@ -26,7 +26,7 @@ from ..rules.relevance_plan import RelevancePlan
 from ..rules.rule import Findings, Rule
 from .arguments import check_data, check_model, check_settings, named_dev_sets
 from .pace import Budget, Pace, pace_of
-from .start_line import SAVED, details, shared_data, start_line, warnings
+from .start_line import SAVED, details, distances, shared_data, start_line, warnings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -230,7 +230,7 @@ class Balancer:
     @property
     def steps_until_update(self) -> int:
         """The calls of `step()` up to the next update: 1 is the next call. Of a frozen balancer, 2**62."""
-        return _NEVER if self._frozen else self.every - self._steps % self.every
+        return _NEVER if self._frozen else self._pace.until(self._steps)
 
     def freeze(self) -> None:
         """Stops learning and keeps the mixture; `step()` continues to count. Part of the state."""
@@ -285,8 +285,7 @@ class Balancer:
 
     def __repr__(self) -> str:
         state = f"frozen at step {self._steps:,}" if self._frozen else f"step {self._steps:,}"
-        every = f"an update every {self.every:,}" if self.every > 1 else "an update at every step"
-        return f"Balancer({state}, {every}; {len(self.mixture):,} datasets: {shares(self.mixture.probabilities)})"
+        return f"Balancer({state}, {distances(self._pace)}; {len(self.mixture):,} datasets: {shares(self.mixture.probabilities)})"
 
     def __str__(self) -> str:
         probe = self._probe

@@ -1,4 +1,8 @@
-"""The pace of updates: the steps between them and their probes, from the share of training that they may take."""
+"""The pace of updates: their steps and their probes, from the share of training that they may take.
+
+In a training with fewer than 50 updates their distances grow. Gradients differ most early, when a mixture can still
+change most.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,6 +15,7 @@ _MOST_UPDATES = 500  # of a training: more cost more in files and logs than they
 _MAX_BATCHES = 8  # probe batches of a set that a budget buys at most
 MIN_SETS = 32  # datasets and dev sets of an update that probes a part of them
 _MAX_STEPS = 10_000  # between updates; beyond, a part is probed if the length of training is not known
+_FIRST, _LAST = 0.05, 0.85  # parts of the training before the first and the last of updates at growing distances
 
 
 @dataclass(frozen=True)
@@ -18,15 +23,17 @@ class Budget:
     """The share of training that probes may take.
 
     share: the examples of probes over those of training, in a long training. Default 0.02: two per cent.
-    at_least: updates that a short training makes nevertheless. Default 10: fewer hardly learn anything.
+    at_least: updates that a short training makes nevertheless. Default 7: fewer hardly learn anything.
     at_most: the share that they may take then. Default 0.15.
+
+    A training of fewer than 50 updates makes them at growing distances, the first after a twentieth of its steps.
 
     If there are many datasets and dev sets, each update probes a part of them, in rotation, and the evidence of the
     others is kept (docs/many-datasets.md).
     """
 
     share: float = 0.02
-    at_least: int = 10
+    at_least: int = 7
     at_most: float = 0.15
 
     def __post_init__(self) -> None:
@@ -42,12 +49,26 @@ class Budget:
 class Pace:
     """The steps between updates, and the probes of an update."""
 
-    every: int  # optimizer steps between updates
+    every: int  # optimizer steps between updates, on average
     batches: float  # probe batches per dataset and dev set, of a process
     passes: int  # probe batches of an update in all
     updates: float  # in the planned training; infinity if its length is not known
     cost: float = 1.0  # of a probe batch, in optimizer steps
     part: tuple[int, int] | None = None  # datasets and dev sets that an update probes; None: all
+    at: tuple[int, ...] = ()  # steps of the updates, at growing distances; empty: the distances are equal
+
+    def until(self, done: int) -> int:
+        """Returns the steps from step `done` to the next update. After the last planned one its distance is kept."""
+        if not self.at:
+            return self.every - done % self.every
+        if later := [step for step in self.at if step > done]:
+            return later[0] - done
+        before, last = (0, *self.at)[-2:]
+        return last - before - (done - last) % (last - before)
+
+    def left(self, done: int) -> float:
+        """Returns the number of updates of the planned training after step `done`."""
+        return sum(step > done for step in self.at) if self.at else self.updates - done // self.every
 
     @property
     def share(self) -> float:
@@ -82,8 +103,9 @@ def pace_of(
     pace = _of_everything(gradients, steps, budget.share, batches)
     if rule.subsets and gradients > MIN_SETS and not _is_enough(pace, steps, budget):
         pace = _of_a_part(datasets, dev_sets, steps, budget.share, least if batches is None else batches)
-    if steps is not None and not _is_enough(pace, steps, budget):
-        # A short training: at least so many updates, the last of them before the end, for a larger share.
+    if steps is not None and pace.part is None:
+        pace = _at_growing_distances(pace, gradients, steps, budget, batches)
+    elif steps is not None and not _is_enough(pace, steps, budget):
         apart = max(steps // (budget.at_least + 1), math.ceil(pace.passes / budget.at_most), 1)
         pace = replace(pace, every=apart, updates=_updates(steps, apart))
     return replace(pace, cost=cost)
@@ -99,6 +121,28 @@ def _of_everything(gradients: int, steps: int | None, share: float, batches: flo
         batches = min(max(2, affordable), _MAX_BATCHES)
     every = max(1, math.ceil(gradients * batches / share), (steps or 0) // _MOST_UPDATES)
     return Pace(every, batches, math.ceil(gradients * batches), _updates(steps, every))
+
+
+def _at_growing_distances(pace: Pace, gradients: int, steps: int, budget: Budget, batches: float | None) -> Pace:
+    """Returns the pace of a training with fewer than 50 updates; that of a longer one as it is.
+
+    A short training makes `at_least` updates, with as many probe batches as `at_most` buys.
+    """
+    if pace.updates >= _WANTED_UPDATES:
+        return pace
+    updates = int(pace.updates)
+    if updates < budget.at_least:
+        affordable = budget.at_most * steps / gradients  # batches of each set, in all updates
+        updates = min(budget.at_least, int(affordable / (batches or 2)), steps)
+        if not updates:
+            return replace(pace, every=steps + 1, updates=0)
+        batches = batches or min(int(affordable / updates), _MAX_BATCHES)
+        pace = replace(pace, batches=batches, passes=math.ceil(gradients * batches))
+    growth = (_LAST / _FIRST) ** (1 / max(updates - 1, 1))
+    at: list[int] = []
+    for number in range(updates):
+        at.append(max(round(_FIRST * steps * growth**number), at[-1] + 1 if at else 1))
+    return replace(pace, every=steps // updates, updates=updates, at=tuple(at))
 
 
 def _of_a_part(datasets: int, dev_sets: int, steps: int | None, share: float, batches: float) -> Pace:

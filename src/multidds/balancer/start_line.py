@@ -37,12 +37,12 @@ def start_line(
         parts.append(f"{others:,} more")
     mixture = ", ".join(parts)
     if done:
-        left = "" if math.isinf(pace.updates) else f"; {_counted(pace.updates - done // pace.every)} to come"
+        left = "" if math.isinf(pace.updates) else f"; {_counted(pace.left(done))} to come"
         return f"resumed at step {done:,}; {mixture}{left}"
     if not pace.updates:
         return f"{'plan' if planned else 'mixture'}: {mixture} · no update, so nothing is learned"
     time = f"about {percent(pace.share)[0]}% of the time"
-    updates = f"an update every {_steps(pace.every)}" if math.isinf(pace.updates) else _counted(pace.updates)
+    updates = distances(pace) if math.isinf(pace.updates) else _counted(pace.updates)
     return f"{'plan' if planned else 'mixture'}: {mixture} · {updates}, {time} · {look}"
 
 
@@ -105,7 +105,7 @@ def details(
     lines += ["dev sets:", *(f"  {short(name)} {percent(weight)[0]}%" for name, weight in dev.items())]
     part = "" if pace.part is None else f", of {pace.part[0]:,} datasets and {pace.part[1]:,} dev sets at a time"
     batches = f"{pace.batches:g} probe batch{'' if pace.batches == 1 else 'es'} of each set"
-    lines.append(f"an update every {_steps(pace.every)}{part}: {batches}, about {percent(pace.share)[0]}% of the time")
+    lines.append(f"{distances(pace)}{part}: {batches}, about {percent(pace.share)[0]}% of the time")
     lines += [f"memory: {bytes_text(size)} for {what}" for what, size in memory.items() if size]
     return "\n".join(lines)
 
@@ -121,8 +121,11 @@ def _counted(updates: float) -> str:
     return f"{updates:,.0f} update{'' if updates == 1 else 's'}"
 
 
-def _steps(every: int) -> str:
-    return "step" if every == 1 else f"{every:,} steps"
+def distances(pace: Pace) -> str:
+    """Returns when updates happen, in words."""
+    if pace.at:
+        return f"{_counted(len(pace.at))} at growing distances, the first at step {pace.at[0]:,}"
+    return "an update at every step" if pace.every == 1 else f"an update every {pace.every:,} steps"
 
 
 def _data(source: Any) -> Any:

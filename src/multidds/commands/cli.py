@@ -1,37 +1,29 @@
-"""The library's commands, one screen each, and the end of every command.
+"""The library's commands, those of an application beside them, and the end of every command.
 
 A user's mistake is one line and exit code 2. Heavy imports wait for their command.
 """
 
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import __version__
 from .._base.errors import UserError
-from .._base.terminal import err, escaped, new_table, out, say, spinner
+from .._base.escaping import printable
 
 if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
     from ..mixture import MixtureTable
-    from ..report import Cell, ReportTable
+    from ..report import ReportTable
 
-app = typer.Typer(
-    name="multidds",
-    help="A data mixture that is learned while a model trains: see what it did, plan it, take it elsewhere.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-application: str | None = None  # a module, as `multidds.report.Application`; an extra sets both
-recipe_table: "Callable[[Path, Sequence[str]], MixtureTable] | None" = None
+    Commands: TypeAlias = _SubParsersAction[ArgumentParser]
 
-Set = Annotated[list[str], typer.Option("--set", help="Override a key: --set train.lr=0.001.", show_default=False)]
 # What torch, threading and CTranslate2 say, in this order.
 # The last is what CPython says if C code of a library has no memory left and does not say so.
 _NO_MEMORY = re.compile(
@@ -40,20 +32,27 @@ _NO_MEMORY = re.compile(
 _HISTORIES = "of runs, Trainer checkpoints, Lightning logs or saved histories"
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Show the version, and stop.")] = False,
-) -> None:
-    """A learned data mixture: see what it did, plan it, take it elsewhere; with [nmt], train translation models."""
-    if version:
-        out.print(f"multidds {__version__}")
-        raise typer.Exit
+@dataclass(frozen=True)
+class Application:
+    """What an application adds to the command line.
+
+    report: the name of a module that is a `multidds.report.Application`.
+    plan: returns the table of a recipe, from its path and overrides.
+    add_commands: adds commands of its own.
+    """
+
+    report: str
+    plan: "Callable[[Path, Sequence[str]], MixtureTable]"
+    add_commands: "Callable[[Commands], None]"
+
+
+application: Application | None = None  # of an extra that is installed
 
 
 def main() -> None:
     """Runs the command line, and turns the errors of users and machines into one line and an exit code."""
     try:
-        app()
+        run(sys.argv[1:])
     except BaseException as error:
         if (line_and_code := explained(error)) is None:
             raise
@@ -61,19 +60,76 @@ def main() -> None:
         raise SystemExit(line_and_code[1]) from None
 
 
+def run(arguments: Sequence[str]) -> None:
+    """Runs a command with its arguments; options may stand anywhere between them."""
+    parser, commands = parsers()
+    if not arguments or arguments[0] not in commands.choices:
+        parser.parse_args(arguments or ["--help"])  # ends here
+    given = vars(commands.choices[arguments[0]].parse_intermixed_args(arguments[1:]))
+    given.pop("command")(**given)
+
+
+def parsers() -> "tuple[ArgumentParser, Commands]":
+    """Returns the parser of the command line and its commands."""
+    parser = ArgumentParser("multidds", description="A data mixture that is learned while a model trains.")
+    parser.add_argument("--version", action="version", version=f"multidds {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    if application is not None:
+        application.add_commands(commands)
+    _add_commands(commands)
+    return parser, commands
+
+
+def command(commands: "Commands", function: Callable[..., None]) -> ArgumentParser:
+    """Adds the command that calls a function, with its name and its docstring; returns its parser."""
+    text = (function.__doc__ or "").partition("\n")[0]
+    parser = commands.add_parser(function.__name__, help=text, description=text)
+    parser.set_defaults(command=function)
+    return parser
+
+
+def add_overrides(parser: ArgumentParser) -> None:
+    text = "Override a key of the recipe: --set train.lr=0.001."
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=text)
+
+
+def _add_commands(commands: "Commands") -> None:
+    made = command(commands, report)
+    made.add_argument("runs", nargs="+", type=Path, help=f"Folders {_HISTORIES}; or folders that hold some.")
+    text = "The folder for report.html, tables/ and figures/."
+    made.add_argument("-o", "--output", type=Path, default=Path("report"), help=text)
+    made = command(commands, plan)
+    text = "A recipe, prepared; or datasets and their sizes."
+    made.add_argument("data", nargs="*", metavar="R.toml | NAME=SIZE", help=text)
+    made.add_argument("--draws", help="Examples that the whole training draws; a recipe says it.")
+    add_overrides(made)
+    made = command(commands, mixture)
+    made.add_argument("folder", type=Path, metavar="RUN", help=f"One of the folders {_HISTORIES}.")
+    text = "The mean over all steps: a mixture counts by the steps drawn from it."
+    made.add_argument("--average", action="store_true", help=text)
+    made.add_argument("--at", type=int, help="The mixture after this many steps, the update of that step included.")
+    text = "All mixtures with their steps, as JSON: what Replay takes."
+    made.add_argument("--history", action="store_true", help=text)
+    made.add_argument("--format", default="json", help="json, fairseq, hf, megatron, streaming or lhotse.")
+    text = "What the other trainer calls a dataset, e.g. 'data/{name}_text_document'."
+    made.add_argument("--data", metavar="TEXT", help=text)
+
+
+def say(text: str) -> None:
+    """Prints a line of plain text."""
+    print(printable(text))
+
+
 def notice(text: str) -> None:
-    """Prints a line on standard error."""
-    try:
-        say(text, err)
-    except MemoryError:  # rich imports more for some texts
-        print(text, file=sys.stderr)
+    """Prints a line of plain text on standard error."""
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:
-    """Returns (one line, exit code) of an error that is not a bug; None if it may be one, or a plain exit."""
+    """Returns (one line, exit code) of an error that is not a bug; None if it may be one."""
     if isinstance(error, UserError):
         return f"multidds: {error}", 2
-    if _is_interrupt(error):
+    if isinstance(error, KeyboardInterrupt):
         return "multidds: stopped.", 130
     if isinstance(error, OSError):  # a full disk, a folder without permission
         where = f"{error.filename}: " if error.filename else ""
@@ -85,113 +141,60 @@ def explained(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def _is_interrupt(error: BaseException) -> bool:
-    """Returns whether Ctrl-C is the cause of an end: typer makes an exit code of it, without a word."""
-    cause: BaseException | None = error if isinstance(error, SystemExit | KeyboardInterrupt) else None
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
-        cause = cause.__cause__ or cause.__context__
-    return cause is not None
-
-
-@app.command()
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help=f"Folders {_HISTORIES}; or folders that hold some.", show_default=False)
-    ],
-    to: Annotated[
-        Path, typer.Option("-o", "--output", help="The folder for report.html, tables/ and figures/.")
-    ] = Path("report"),
-) -> None:
+def report(runs: Sequence[Path], output: Path) -> None:
     """Make a page from runs of any trainer: mixtures, rewards, what was learned; BLEU, significance, costs."""
     from ..report import report as write
 
-    with spinner() as show:
-        made = write(runs, to, show, import_module(application) if application else None)
+    added: Any = None if application is None else import_module(application.report)
+    made = write(runs, output, added)
     for scores in made.scores:
-        out.print(_printed(scores))
+        for line in _printed(scores):
+            say(line)
     for sentence in (*made.summaries, str(made.page)):
         say(sentence)
 
 
-def _printed(table: "ReportTable") -> Table:
-    """Returns a table of a report for the terminal. The average stands apart."""
-    first, *others = table.columns.values()
-    printed = new_table([first, *others], [first], table.title, overflow="fold")
-    for row in table.rows:
-        if table.is_average(row):
-            printed.add_section()
-        printed.add_row(*map(_marked, row.values()))
-    return printed
+def _printed(table: "ReportTable") -> list[str]:
+    """Returns a table as lines, with its marks."""
+    rows = [[cell.text + "*" * cell.star for cell in row.values()] for row in table.rows]
+    rows.insert(0, list(table.columns.values()))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [[first.ljust(widths[0]), *map(str.rjust, others, widths[1:])] for first, *others in rows]
+    return [table.title, *("  ".join(cells) for cells in aligned)]
 
 
-def _marked(cell: "Cell") -> str:
-    text = escaped(cell.text)
-    return (f"[b]{text}[/b]" if cell.bold else text) + ("*" if cell.star else "")
-
-
-@app.command()
-def plan(
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="R.toml | NAME=SIZE...", help="A recipe, prepared; or datasets and their sizes.", show_default=False
-        ),
-    ] = None,
-    draws: Annotated[
-        str | None, typer.Option(help="Examples that the whole training draws; a recipe says it.", show_default=False)
-    ] = None,
-    set_: Set = [],  # noqa: B006
-) -> None:
+def plan(data: Sequence[str], draws: str | None, overrides: Sequence[str]) -> None:
     """Show share and passes of each dataset under several mixtures, before any training."""
     from ..mixture.mixture_table import table_of
 
     if data and data[0].endswith(".toml"):
-        if recipe_table is None:
+        if application is None:
             raise UserError(f"plan: {data[0]}: recipes need an extra: pip install 'multidds[nmt]'.")
         if data[1:] or draws is not None:
             raise UserError(f"plan: {data[0]}: a recipe has datasets and length; leave the rest out.")
-        table = recipe_table(Path(data[0]), set_)
+        table = application.plan(Path(data[0]), overrides)
     else:
         try:
-            table = table_of(data or [], draws)
+            table = table_of(data, draws)
         except ValueError as error:
             raise UserError(str(error)) from None
     for line in str(table).split("\n"):
         say(line)
 
 
-@app.command()
-def mixture(
-    run: Annotated[Path, typer.Argument(help=f"One of the folders {_HISTORIES}.", show_default=False)],
-    average: Annotated[
-        bool, typer.Option("--average", help="The mean over all steps: a mixture counts by the steps drawn from it.")
-    ] = False,
-    at: Annotated[
-        int | None, typer.Option(help="The mixture after this many steps, the update of that step included.")
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="All mixtures with their steps, as JSON: what Replay takes.")
-    ] = False,
-    format_: Annotated[
-        str, typer.Option("--format", help="json, fairseq, hf, megatron, streaming or lhotse.")
-    ] = "json",
-    data: Annotated[
-        str | None,
-        typer.Option(help="What the other trainer calls a dataset, e.g. 'data/{name}_text_document'.", metavar="TEXT"),
-    ] = None,
-) -> None:
+def mixture(folder: Path, average: bool, at: int | None, history: bool, format: str, data: str | None) -> None:  # noqa: A002
     """Print the mixture of a run as the weights that another trainer takes; the final one, unless told otherwise."""
     from . import mixture_formats as formats
 
     if average + (at is not None) + history > 1:
         raise UserError("--average, --at and --history: give one of them.")
     if history:
-        if format_ != "json" or data is not None:
+        if format != "json" or data is not None:
             raise UserError("--history: is JSON, with the run's own names; leave --format and --data out.")
-        print(formats.history_json(run))
+        print(formats.history_json(folder))
         return
     if at is not None:
-        chosen = formats.mixture_at(run, at)
+        chosen = formats.mixture_at(folder, at)
     else:
-        chosen = formats.average_mixture(run) if average else formats.final_mixture(run)
-    print(formats.written(chosen, format_, data))
+        chosen = formats.average_mixture(folder) if average else formats.final_mixture(folder)
+    print(formats.written(chosen, format, data))

@@ -5,7 +5,7 @@ Text from data is escaped by jinja2 and charts.py. An application adds what it k
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -69,33 +69,25 @@ class Application(Protocol):
         """Returns the table at the end of the page."""
 
 
-def report(
-    folders: Sequence[Path],
-    out: Path,
-    show: Callable[[str], None] = lambda text: None,
-    application: Application | None = None,
-) -> Report:
+def report(folders: Sequence[Path], out: Path, application: Application | None = None) -> Report:
     """Writes report.html, tables/ and figures/.
 
     folders: runs, or folders that hold some.
     out: the folder to write into.
-    show: called with the present task.
     application: adds to the sections about its own runs.
     """
-    show("reading")
     runs = find_runs(folders, application.read) if application else find_runs(folders)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is not a folder; choose another -o.")
     if out.resolve() in {run.folder.resolve() for run in runs}:
         raise UserError(f"{out}: is a run; choose another folder for the report with -o.")
     with locked(out / f"report{LOCK}", f"{out}: another process is writing a report there."):
-        return _write(runs, out, show, application)
+        return _write(runs, out, application)
 
 
-def _write(runs: list[Run], out: Path, show: Callable[[str], None], application: Application | None) -> Report:
+def _write(runs: list[Run], out: Path, application: Application | None) -> Report:
     sections = []
     for name, members in groups_of(runs):
-        show(f"drawing {name}")
         sections.append(_section(name, members, out))
         if application is not None:
             application.fill(sections[-1], members)

@@ -5,11 +5,10 @@ import sys
 import pytest
 from conftest import ROOT, multidds
 from toy_runs import mistake
-from typer.testing import CliRunner
 
 from multidds import Mixture
 from multidds._base.escaping import printable
-from multidds.nmt.commands.cli import app
+from multidds.commands.cli import run
 
 RECIPE = ROOT / "recipes" / "tiny.toml"
 
@@ -39,12 +38,12 @@ def test_translating_imports_no_torch(tiny):
 def test_without_the_extra_the_command_is_one_line():
     code = (
         "import sys, importlib.util as u; real = u.find_spec\n"
-        "import multidds.__main__ as m; m.find_spec = lambda name: None if name == 'typer' else real(name)\n"
-        "m.main()"
+        "import multidds.__main__ as m; m.find_spec = lambda name: None if name == 'rich' else real(name)\n"
+        "sys.argv[1:] = ['train', 'R.toml']; m.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "The command line needs the translation extra: pip install 'multidds[nmt]'\n"
+    assert done.stderr == "multidds train: needs an extra: pip install 'multidds[nmt]'\n"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +83,8 @@ def test_a_dry_run_tells_what_would_be_done(tiny):
     before = set((tiny / "runs").iterdir())
     out = multidds("train", RECIPE, "--dry-run", *priors, cwd=tiny).stdout
     for part in (
-        "many-to-one, ", " parameters", "steps per epoch", "memory: about", "an update every 25 steps",
-        "4 passes over 512 tokens",
+        "many-to-one, ", " parameters", "steps per epoch", "memory: about", "one every 25 steps",
+        "8 passes over 256 tokens",
     ):  # fmt: skip
         assert part in out, part
     table = multidds("plan", RECIPE, *priors, cwd=tiny).stdout
@@ -102,7 +101,11 @@ def test_a_dry_run_tells_what_would_be_done(tiny):
 
 
 BY_SIZES = ["plan", "a=12000", "--draws", "6400", "b=150"]
-WITHOUT_EXTRAS = "import sys; sys.modules['typer'] = None; from multidds.__main__ import main; main()"
+WITHOUT_EXTRAS = (
+    "import sys, importlib.util as u; real = u.find_spec\n"
+    "import multidds.__main__ as m; m.find_spec = lambda name: None\n"
+    "m.main(); assert not {'rich', 'jinja2', 'pydantic'} & set(sys.modules)"
+)
 
 
 def test_a_plan_of_sizes_is_the_table_with_and_without_the_extras(tmp_path):
@@ -133,14 +136,13 @@ def test_a_plan_that_cannot_be_is_one_line(arguments, message):
     assert re.search(message, mistake("plan", *arguments))
 
 
-def test_names_in_a_plan_are_escaped_for_terminals():
+def test_names_in_a_plan_are_escaped_for_terminals(capsys):
     name = "\x1b[31m[bold]=\u2028"
-    out = CliRunner().invoke(app, ["plan", f"{name}=5", "--draws", "3"]).output
+    run(["plan", f"{name}=5", "--draws", "3"])
+    out = capsys.readouterr().out
     assert "?[31m[bold]=? " in out
     assert "\x1b" not in out
-    code = "\n".join(
-        ["import sys", f"sys.argv = ['multidds', 'plan', {name + '=x'!r}, '--draws', '3']", WITHOUT_EXTRAS]
-    )
+    code = f"import sys; sys.argv = ['multidds', 'plan', {name + '=x'!r}, '--draws', '3']\n{WITHOUT_EXTRAS}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "\x1b" not in done.stderr
@@ -187,8 +189,8 @@ def test_too_little_memory_that_a_library_hides_is_one_line():
     """The error that CPython raises then was seen in matplotlib, under a limit of memory."""
     code = (
         "from multidds.nmt.commands import cli\n"
-        "def app(): raise SystemError('<function draw at 0x1> returned NULL without setting an exception')\n"
-        "cli.app = app; cli.main()"
+        "def run(arguments): raise SystemError('<function draw at 0x1> returned NULL without setting an exception')\n"
+        "cli.library.run = run; cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

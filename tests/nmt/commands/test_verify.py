@@ -89,7 +89,7 @@ def test_damaged_scores_are_refused_by_a_report_and_made_again(run, tmp_path, fi
 
 def test_verify_reads_everything_and_names_what_is_damaged(run, corpus):
     done = multidds("verify", run, cwd=corpus)
-    kinds = ("config", "records", "vocabulary", "checkpoints", "scores", "best model", "export")
+    kinds = ("config", "records", "mixture", "vocabulary", "checkpoints", "scores", "best model", "export")
     assert [line.split(": ")[1] for line in done.stdout.splitlines()[:-1]] == list(kinds)
     assert done.stdout.endswith("Everything is whole.\n")
     flipped(run / "vocabulary" / "base.spm.model", 99)
@@ -106,7 +106,14 @@ def test_verify_reads_everything_and_names_what_is_damaged(run, corpus):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
 def test_verify_goes_on_opens_no_pipes_and_names_loops(run, corpus):
-    special = ["scores.json", "best.safetensors", "records.jsonl", "hypotheses/mirror-base.txt", "export/model.bin"]
+    special = [
+        "scores.json",
+        "best.safetensors",
+        "records.jsonl",
+        "mixture.jsonl",
+        "hypotheses/mirror-base.txt",
+        "export/model.bin",
+    ]
     for name in special:
         (run / name).unlink()
     os.mkfifo(run / "best.safetensors")
@@ -121,7 +128,7 @@ def test_verify_goes_on_opens_no_pipes_and_names_loops(run, corpus):
     done = multidds("verify", run.parent, cwd=corpus, check=False, timeout=60)
     assert done.returncode == 1, done.stderr
     assert "checkpoints: 3 whole" in done.stdout
-    for name in ("best.safetensors", "records.jsonl", "model.bin"):
+    for name in ("best.safetensors", "records.jsonl", "mixture.jsonl", "model.bin"):
         assert re.search(rf"{name}: is not a regular file", done.stdout), name
     assert re.search(r"scores.json: cannot be read: .*symbolic links", done.stdout)
     assert re.search(r"vocabulary.json: is of another run", done.stdout)

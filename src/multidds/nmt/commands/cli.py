@@ -3,43 +3,38 @@
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from multidds._base.errors import UserError
 from multidds._base.files import LOCK, locked
 from multidds._base.terminal import out, say, spinner
 from multidds.commands import cli as library
-from multidds.commands.cli import Set, app, explained, notice
+from multidds.commands.cli import Application, add_overrides, command, explained, notice
 
 from ..common import displays, launch
 from . import tables
 
 if TYPE_CHECKING:
+    from multidds.commands.cli import Commands
     from multidds.mixture import MixtureTable
 
     from ..config.config import Config
     from ..training.progress import Progress
 
-Recipe = Annotated[Path, typer.Argument(help="The recipe: a TOML file, as in recipes/.", show_default=False)]
-Run = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
-Threads = Annotated[int, typer.Option(min=0, help="Number of threads; 0: one per core.")]
-
 
 def main() -> None:
     """Runs the command line. Of several processes of a training, the first that ends says why."""
     try:
-        app()
+        library.run(sys.argv[1:])
+    except SystemExit as ended:
+        launch.exit_process(ended.code)
     except BaseException as error:
-        line_and_code = explained(error)
-        if line_and_code is None and isinstance(error, SystemExit):
-            launch.exit_process(error.code)
-        if line_and_code is None and launch.is_loss(error):
-            line_and_code = "multidds: another process exited; stopping all. Run the same command to resume.", 1
+        lost = "multidds: another process exited; stopping all. Run the same command to resume.", 1
+        line_and_code = lost if launch.is_loss(error) else explained(error)
         if line_and_code is None:
             if not launch.is_formed():
                 raise
@@ -47,28 +42,81 @@ def main() -> None:
         launch.end(*line_and_code, notice)
 
 
-def _recipe_table(recipe: Path, overrides: Sequence[str]) -> "MixtureTable":
+def _add_commands(commands: "Commands") -> None:
+    made = _of_a_recipe(commands, prepare)
+    made.add_argument("--processes", type=_at_least(0), default=0, help="Number of processes; 0: one per core.")
+    made = _of_a_recipe(commands, train)
+    # torchrun takes --run, wherever it stands, for one of its own.
+    text = "The folder of the run; by default runs/ plus the recipe's name. Under torchrun use --folder."
+    made.add_argument("--run", "--folder", type=Path, help=text)
+    made.add_argument("--dry-run", action="store_true", help="Only show what would be done.")
+    made.add_argument("--json", action="store_true", help="With --dry-run: show the whole config, too.")
+    made = _of_a_run(commands, translate)
+    made.add_argument("--from", dest="source", help="Source language; needed if there are several.")
+    made.add_argument("--to", dest="target", help="Target language; needed if there are several.")
+    text = "A file of lines; by default standard input."
+    made.add_argument("--input", dest="file", type=Path, metavar="FILE", help=text)
+    made.add_argument("--beam", type=_at_least(1), help="Beam size; by default the recipe's.")
+    made.add_argument("--length-penalty", type=_at_least(0, float), help="By default the recipe's.")
+    text = "What to do with lines longer than any seen in training."
+    made.add_argument("--long-lines", choices=("split", "refuse"), help=text)
+    made.add_argument("--int8", action="store_true", help="Eight-bit weights: faster, with slightly different results.")
+    made = _of_a_run(commands, evaluate)
+    made.add_argument("--against", type=Path, metavar="RUN", help="Another run, for a significance test.")
+    made = command(commands, experiment)
+    made.add_argument("file", type=Path, help="The experiment: a TOML file, as in experiments/.")
+    made.add_argument("--parallel", type=_at_least(1), help="Runs at a time; by default the file's.")
+    made.add_argument("--only", help="Only runs that match, e.g. '*/multidds*/seed-1'.")
+    text = "The place: slurm uses the [cluster] of the file."
+    made.add_argument("--on", choices=("local", "slurm"), default="local", help=text)
+    made.add_argument("--folder", type=Path, help="The folder for the runs; by default the file's.")
+    made.add_argument("--dry-run", action="store_true", help="Only show the runs and their commands.")
+    add_overrides(made)
+    made = command(commands, verify)
+    made.add_argument("folder", type=Path, help="A run, prepared data, or a folder that holds some.")
+
+
+def _of_a_recipe(commands: "Commands", function: Callable[..., None]) -> ArgumentParser:
+    made = command(commands, function)
+    made.add_argument("recipe", type=Path, help="The recipe: a TOML file, as in recipes/.")
+    add_overrides(made)
+    return made
+
+
+def _of_a_run(commands: "Commands", function: Callable[..., None]) -> ArgumentParser:
+    made = command(commands, function)
+    made.add_argument("run", type=Path, help="The folder of a run.")
+    made.add_argument("--threads", type=_at_least(0), default=0, help="Number of threads; 0: one per core.")
+    return made
+
+
+def _at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not value >= lowest:
+            raise ArgumentTypeError(f"must be at least {lowest}, but it is {text}")
+        return value
+
+    return number
+
+
+def _plan(recipe: Path, overrides: Sequence[str]) -> "MixtureTable":
     from ..config.config import load_config
     from .dry_run import recipe_table
 
     return recipe_table(load_config(recipe, overrides))
 
 
-library.application, library.recipe_table = "multidds.nmt.report", _recipe_table
+library.application = Application("multidds.nmt.report", _plan, _add_commands)
 
 
-@app.command()
-def prepare(
-    recipe: Recipe,
-    set_: Set = [],  # noqa: B006
-    processes: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
-) -> None:
+def prepare(recipe: Path, overrides: Sequence[str], processes: int) -> None:
     """Learn vocabularies and turn text into token arrays. Does nothing if nothing has changed."""
     from ..config.config import load_config
     from ..prepare import Prepared
     from ..prepare import prepare as run
 
-    config = load_config(recipe, set_)
+    config = load_config(recipe, overrides)
     with displays.bar("prepare") as progress:
         made = run(config, processes, progress, notice)
     manifest = Prepared(config).manifest
@@ -81,25 +129,11 @@ def prepare(
         say("Nothing has changed since the last call.")
 
 
-@app.command()
-def train(
-    recipe: Recipe,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            "--folder",  # torchrun takes --run, wherever it stands, for one of its own
-            help="The folder of the run; by default runs/ plus the recipe's name. Under torchrun use --folder.",
-        ),
-    ] = None,
-    set_: Set = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="With --dry-run: show the whole config, too.")] = False,
-) -> None:
+def train(recipe: Path, overrides: Sequence[str], run: Path | None, dry_run: bool, json: bool) -> None:
     """Train a model. To resume a run that was stopped, repeat the command."""
     from ..config.config import load_config
 
-    config = load_config(recipe, set_)
+    config = load_config(recipe, overrides)
     rank, processes = launch.launched()
     if dry_run:
         from .dry_run import describe
@@ -115,8 +149,8 @@ def train(
     with displays.Quiet() if rank else displays.Terminal() if out.is_terminal else displays.Plain() as show:
         at = start(config, run, show)
     if rank == 0:
-        overrides = [part for override in set_ for part in ("--set", override)]
-        again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *overrides])
+        sets = [part for override in overrides for part in ("--set", override)]
+        again = shlex.join(["multidds", "train", str(recipe), "--run", str(run), *sets])
         _say_end(at, config, run, again if processes == 1 else "the same command again")
 
 
@@ -134,28 +168,21 @@ def _say_end(at: "Progress", config: "Config", run: Path, again: str) -> None:
     say(f"Next: {shlex.join(['multidds', 'evaluate', str(run)])}")
 
 
-@app.command()
 def translate(
-    run: Run,
-    source: Annotated[str | None, typer.Option("--from", help="Source language; needed if there are several.")] = None,
-    target: Annotated[str | None, typer.Option("--to", help="Target language; needed if there are several.")] = None,
-    file: Annotated[Path | None, typer.Option("--input", help="A file of lines; by default standard input.")] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; by default the recipe's.")] = None,
-    length_penalty: Annotated[float | None, typer.Option(min=0, help="By default the recipe's.")] = None,
-    long_lines: Annotated[
-        str | None, typer.Option(help="What to do with lines longer than any seen in training: split or refuse.")
-    ] = None,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Eight-bit weights: faster, with slightly different results.")
-    ] = False,
-    threads: Threads = 0,
+    run: Path,
+    threads: int,
+    source: str | None,
+    target: str | None,
+    file: Path | None,
+    beam: int | None,
+    length_penalty: float | None,
+    long_lines: str | None,
+    int8: bool,
 ) -> None:
     """Translate lines from standard input or a file."""
     from ..evaluation import Translator
     from ..prepare.text_files import lines_of
 
-    if long_lines not in (None, "split", "refuse"):
-        raise UserError(f"--long-lines {long_lines}: expected 'split' or 'refuse'.")
     translator = Translator(run, threads, int8, notice)
     languages = translator.direction(source, target)
     lines = lines_of(file) if file else _standard_input()
@@ -170,12 +197,7 @@ def translate(
     sys.stdout.flush()
 
 
-@app.command()
-def evaluate(
-    run: Run,
-    against: Annotated[Path | None, typer.Option(help="Another run, for a significance test.")] = None,
-    threads: Threads = 0,
-) -> None:
+def evaluate(run: Path, threads: int, against: Path | None) -> None:
     """Score the test sets with BLEU and chrF."""
     from ..config.config import read_run
     from ..evaluation.evaluate import evaluate as scores_of
@@ -195,17 +217,14 @@ def evaluate(
         say(f"{key}: {signature}")
 
 
-@app.command()
 def experiment(
-    file: Annotated[Path, typer.Argument(help="The experiment: a TOML file, as in experiments/.", show_default=False)],
-    parallel: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default the file's.")] = None,
-    only: Annotated[str | None, typer.Option(help="Only runs that match, e.g. '*/multidds*/seed-1'.")] = None,
-    on: Annotated[str, typer.Option(help="The place: local, or slurm with the file's \\[cluster].")] = "local",
-    folder: Annotated[
-        Path | None, typer.Option(help="The folder for the runs; by default the file's.", show_default=False)
-    ] = None,
-    set_: Set = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and their commands.")] = False,
+    file: Path,
+    parallel: int | None,
+    only: str | None,
+    on: str,
+    folder: Path | None,
+    dry_run: bool,
+    overrides: Sequence[str],
 ) -> None:
     """Train and evaluate many runs. To resume, repeat the command; finished runs are kept."""
     from ..experiment.experiment_file import load_experiment
@@ -214,10 +233,8 @@ def experiment(
     from ..experiment.runner import Runner
     from ..experiment.slurm_job import Slurm
 
-    if on not in ("local", "slurm"):
-        raise UserError(f"--on {on}: must be local or slurm.")
     wanted = load_experiment(file, folder)
-    planned = plan(file, wanted, set_)
+    planned = plan(file, wanted, overrides)
     runs = [run for run in planned if only is None or fnmatchcase(run.name, only)]
     if not runs:
         raise UserError(f"--only {only}: matches none of the {len(planned)} runs, such as {planned[0].name}.")
@@ -236,7 +253,7 @@ def experiment(
         say(f"failed: {job.run.name}: {job.reason}")
     if runner.stopped:
         given: list[tuple[str, object]] = [("--parallel", parallel), ("--only", only), ("--folder", folder)]
-        given += [("--on", on if place else None), *(("--set", override) for override in set_)]
+        given += [("--on", on if place else None), *(("--set", override) for override in overrides)]
         again = [str(part) for pair in given if pair[1] is not None for part in pair]
         say(f"Stopped. To go on: {shlex.join(['multidds', 'experiment', str(file), *again])}")
         raise SystemExit(130)
@@ -245,12 +262,7 @@ def experiment(
     say(f"Next: {shlex.join(['multidds', 'report', str(wanted.folder)])}")
 
 
-@app.command()
-def verify(
-    folder: Annotated[
-        Path, typer.Argument(help="A run, prepared data, or a folder that holds some.", show_default=False)
-    ],
-) -> None:
+def verify(folder: Path) -> None:
     """Check that every file is as it was written. Exit code 1 if one is damaged."""
     from .verify import verify as check
 
