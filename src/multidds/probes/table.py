@@ -88,11 +88,18 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
         ]
 
     def errors(self) -> Tensor:
-        """Returns the standard errors of the cosines; NaN: unknown. # [dev, train]
+        """Returns the standard errors of the cosines; NaN: unknown. # [dev, train]"""
+        return self._errors_of(self.influences())
 
-        With few parts an error is itself a guess, so it is pooled with those of its row.
+    def differences(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """Returns {dev set: {dataset: (cosine, standard error of its difference from the mean of the row)}}.
+
+        The noise that all datasets have in common is left out, since it moves no mixture.
         """
-        parts = self.influences()
+        return self._by_name(self._errors_of(self._uncommon(self.influences())))
+
+    def _errors_of(self, parts: list[Tensor]) -> Tensor:
+        """Returns the standard errors of what the parts move. With few parts they are pooled with their row."""
         if not parts:
             return torch.full_like(self.dev_train, math.nan)
         variance = _variance(parts)
@@ -104,6 +111,12 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
         freedom = own + _POOLED
         unbiased = 1 + 1 / (4 * freedom)  # the root of a variance is too small on average
         return ((own * variance + _POOLED * pooled) / freedom).sqrt() * unbiased
+
+    def _uncommon(self, parts: list[Tensor]) -> list[Tensor]:
+        """Returns what parts move, less what they move in all datasets alike. # [part, ..., train] each"""
+        n = len(self.train_names)
+        lost = math.sqrt(n / max(n - 1, 1))  # a degree of freedom
+        return [(part - part.mean(dim=-1, keepdim=True)) * lost for part in parts]
 
     def multidds(self, weights: Tensor) -> Tensor:
         """Returns R_i = cos(sum_k w_k d_k, t_i), the reward of MultiDDS. weights: w [dev]. # [train]"""
@@ -120,13 +133,11 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
         The noise that all datasets have in common is left out, since it moves no mixture. So are unknown errors.
         """
         w = torch.tensor([weights[name] for name in self.dev_names], dtype=torch.float64)
-        n = len(self.train_names)
         means = dict(zip(self.train_names, self.multidds_s(w).tolist(), strict=True))
         moved = [torch.einsum("k,pki->pi", w, part) for part in self.influences()]
         if not moved or any(weights[name] and ("dev", name) in self.unknown for name in self.dev_names):
             return means, {}
-        variance = _variance([part - part.mean(dim=1, keepdim=True) for part in moved]) * (n / max(n - 1, 1))
-        errors = zip(self.train_names, variance.sqrt().tolist(), strict=True)
+        errors = zip(self.train_names, _variance(self._uncommon(moved)).sqrt().tolist(), strict=True)
         return means, {name: error for name, error in errors if ("train", name) not in self.unknown}
 
     def worth_terms(self) -> dict[str, tuple[float, float]]:
@@ -178,7 +189,10 @@ class Table(Mapping[str, dict[str, tuple[float, float]]]):
 
     @cached_property
     def _rows(self) -> dict[str, dict[str, tuple[float, float]]]:
-        rows = zip(self.dev_names, self.cosines().tolist(), self.errors().tolist(), strict=True)
+        return self._by_name(self.errors())
+
+    def _by_name(self, errors: Tensor) -> dict[str, dict[str, tuple[float, float]]]:
+        rows = zip(self.dev_names, self.cosines().tolist(), errors.tolist(), strict=True)
         return {dev: dict(zip(self.train_names, zip(*row, strict=True), strict=True)) for dev, *row in rows}
 
     def __getitem__(self, dev: str) -> dict[str, tuple[float, float]]:

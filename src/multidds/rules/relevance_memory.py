@@ -21,7 +21,7 @@ from ..mixture.planned import OTHERS
 
 _PRIOR_UPDATES = 1.0  # updates without noise for which the prior counts
 _LEVEL = 0.5  # of the mean of a row: counts as a standard error
-_MARGIN = 2.0  # standard errors of a squared scale that are subtracted from it: noise must not pass for a scale
+_MARGIN = 1.0  # standard errors of a squared scale that are subtracted from it: noise must not pass for a scale
 
 Table = Mapping[str, Mapping[str, tuple[float, float]]]
 
@@ -54,14 +54,13 @@ class RelevanceMemory:
         self.information = np.zeros(prior.shape)  # sums over updates of their information
         self.totals = np.zeros(prior.shape)  # the same times cosine / s
         self.largest = np.zeros(len(prior))  # squared scale of each row
-        self.noise = np.zeros(len(prior))  # sums over updates of the mean squared error of each row
-        self.updates = np.zeros(len(prior))  # of each row
 
     def add(self, table: Table) -> None:
         """Adds an update.
 
-        table: {dev set: {dataset: (cosine, error)}}. Cosines that are not finite are left out. An error that is not
-            finite is unknown; the noise of the row is then that of its other errors, or the mean of the other rows.
+        table: {dev set: {dataset: (cosine, standard error of its difference from the mean of the row)}}. Cosines that
+            are not finite are left out. An error that is not finite is unknown. The noise of the row is then that of
+            its other errors, or the mean of the other rows.
         """
         squares = [error**2 for row in table.values() for _, error in row.values() if math.isfinite(error)]
         usual = sum(squares) / len(squares) if squares else None
@@ -74,9 +73,6 @@ class RelevanceMemory:
                 continue
             at, cosines = at[finite], cosines[finite]
             noise = float((errors[known] ** 2).mean()) if known.any() else usual
-            self.noise[k] += noise
-            self.updates[k] += 1
-            noise = max(noise, self.noise[k] / self.updates[k])  # a few differences of halves may be small by chance
             level = max(0.0, float(np.average(cosines, weights=self._sizes[at])))
             cosines = cosines - level
             scale = float((cosines**2).mean()) - noise * (1 + _MARGIN * math.sqrt(2 / len(cosines)))

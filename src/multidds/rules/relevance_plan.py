@@ -28,7 +28,7 @@ MAX_PAIRS = 2**16  # of datasets and dev sets whose relevance is kept one by one
 _TOGETHER = "all dev sets"
 _GAP = 0.2  # nats after R passes
 _PRIOR_PASSES = 15.0  # for which the prior counts in the common value
-_WORTH_UPDATES = 4  # over which the worth of one more pass is measured
+_RECENT = 4  # updates over which the worth of one more pass and of repetition is measured
 _ENOUGH = 0.2  # worth of one more pass below which a dataset has had enough
 _COMMON_PASSES = 60.0  # for which the common value counts in that of a dataset
 
@@ -85,11 +85,10 @@ class PlanState(State):
         if self._planned and self._in_pairs:
             prior = relevance_by_names(self._names, self._dev_names)
         self.updates = 0
-        self.seen, self.fresh = (np.zeros((_WORTH_UPDATES, len(self._names))) for _ in range(2))  # of the last updates
+        self.seen, self.fresh = (np.zeros((_RECENT, len(self._names))) for _ in range(2))  # inner products
         self.weights = np.array([training.dev_weights[name] for name in self._dev_names])
         self.memory = RelevanceMemory(self._names, rows, prior, self._sizes)
-        self.gaps = np.zeros(len(self._names))  # in nats, of the last update that measured one; 0: none
-        self.gap_passes = np.zeros(len(self._names))  # at which they were measured
+        self.gaps, self.gap_passes = (np.zeros((_RECENT, len(self._names))) for _ in range(2))  # in nats; their passes
         self.mixture = dict(zip(self._names, self._start.tolist(), strict=True))
         if self._planned:
             self.mixture = self._plan()
@@ -98,9 +97,9 @@ class PlanState(State):
         table = probe.table(round_)
         rewards, errors = table.mean_cosines(round_.dev_sets)
         self.weights = np.array([round_.weights[name] for name in self._dev_names])
-        self.memory.add(table if self._in_pairs else table.joint(_TOGETHER, round_.dev_sets))
+        self.memory.add((table if self._in_pairs else table.joint(_TOGETHER, round_.dev_sets)).differences())
         for name, (seen, fresh) in table.worth_terms().items():
-            place = self.updates % _WORTH_UPDATES, self._names.index(name)
+            place = self.updates % _RECENT, self._names.index(name)
             self.seen[place], self.fresh[place] = seen, fresh
         self._measure_repetition(table.train_losses, table.dev_losses, round_.passes)
         self.updates += 1
@@ -114,8 +113,8 @@ class PlanState(State):
         """Takes the gaps of an update. train, dev: {name: loss of the probe}; passes: {dataset: passes so far}."""
         for i, name in enumerate(self._names):
             if name in train and name in dev and passes.get(name, 0.0) > 0 and math.isfinite(dev[name] - train[name]):
-                self.gaps[i] = max(0.0, dev[name] - train[name])
-                self.gap_passes[i] = passes[name]
+                place = self.updates % _RECENT, i
+                self.gaps[place], self.gap_passes[place] = dev[name] - train[name], passes[name]
 
     def _plan(self) -> dict[str, float]:
         counted = self.weights > 0
@@ -125,7 +124,11 @@ class PlanState(State):
     @property
     def _worth(self) -> Any:
         """The passes after which a repeated example is worth 1/e of a new one: assumed, or measured so far."""
-        return repetition_of(self.gaps, self.gap_passes) if self._assumed is None else self._assumed
+        if self._assumed is not None:
+            return self._assumed
+        measured = np.maximum((self.gap_passes > 0).sum(axis=0), 1)
+        gaps, passes = (each.sum(axis=0) / measured for each in (self.gaps, self.gap_passes))
+        return repetition_of(np.maximum(gaps, 0.0), passes)
 
     def _matrix(self, counted: Any) -> Any:
         relevance = np.maximum(self.memory.posterior()[0], 0.0) * self._scale
