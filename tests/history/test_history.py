@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from made_runs import lines_of, write_records
 from updates import updates
 
+from multidds._base.chain import Chain
 from multidds.history import Moment, append_update, evenly, moments_of, save_history, shares_of
 from multidds.probes import Table
 
@@ -87,9 +87,10 @@ def test_a_history_is_the_same_in_the_files_of_every_trainer(tmp_path):
     flat = [update.scalars() for update in given]
     run = tmp_path / "run"
     run.mkdir()
-    lines = [{"kind": "step", "step": 1, "loss": 2.0}]
-    lines += [{"kind": "update", "step": update.step} | update.groups() | update.facts() for update in given]
-    (run / "records.jsonl").write_text(lines_of(lines) + '{"kind": "up')  # the last record is being written
+    lines, chain = [json.dumps({"step": update.step} | update.groups() | update.facts()) for update in given], Chain()
+    checked = "".join(map(chain.written, lines))
+    (run / "mixture.jsonl").write_text(checked + '{"step": 60, "mix')  # the last line is being written
+    (tmp_path / "own.jsonl").write_text("\n".join([*lines, ""]))
     for number in (9, 40):  # of two checkpoints the later one, by number
         checkpoint = tmp_path / "trainer" / f"checkpoint-{number}"
         checkpoint.mkdir(parents=True)
@@ -104,7 +105,7 @@ def test_a_history_is_the_same_in_the_files_of_every_trainer(tmp_path):
 
     expected = numbers(moments_of(given))
     assert expected[0][2] == {"signal": 0.5, "drift": 0.3, "learned": 0.0, "unlearned": 0.0}
-    assert numbers(moments_of(run)) == numbers(moments_of(str(run / "records.jsonl"))) == expected
+    assert numbers(moments_of(run)) == numbers(moments_of(str(tmp_path / "own.jsonl"))) == expected
     assert numbers(moments_of(tmp_path / "trainer")) == expected[:4]
     assert numbers(moments_of(tmp_path / "lightning")) == expected
 
@@ -156,6 +157,18 @@ def test_any_name_of_a_dataset_is_read_back(tmp_path, odd):
     assert (tmp_path / "mixture.jsonl").read_bytes().isascii()
 
 
+def test_every_group_of_an_update_is_read_back_and_stays_in_the_file(tmp_path):
+    more = {"worth": {"a": (0.5, 0.1), "b": (-0.2, float("nan"))}, "proposed": {"a": 0.4, "b": 0.6}}
+    more |= {"train_losses": {"a": 1.0, "b": 2.0}, "weights": {"x": 1.0}}
+    given = updates("ab", **more)
+    for _ in range(2):  # the second time beside what is there
+        save_history(given, tmp_path, passes={"a": 3.0, "b": 4.0})
+    groups = {**given[0].groups(), "worth_error": {"a": 0.1}}
+    first, *_, last = moments_of(tmp_path)
+    assert first.groups == groups
+    assert last.groups.keys() == {*groups, "passes"}
+
+
 def test_a_file_keeps_updates_that_the_memory_dropped(tmp_path):
     given = updates("ab", count=6)
     for count in range(1, 7):
@@ -199,13 +212,19 @@ def test_a_file_of_ten_thousand_datasets_stays_small(tmp_path):
 
 
 def test_damaged_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"records\.jsonl, mixture\.jsonl, tr"):
+    with pytest.raises(ValueError, match=r"mixture\.jsonl, trainer_state\.json"):
         moments_of(tmp_path)
     (tmp_path / "mixture.jsonl").write_text('{"step": 0, "mixture": {"a": 1.0}}\n[1]\n')
     with pytest.raises(ValueError, match=r"mixture\.jsonl:2.*'\[1\]'"):
         moments_of(tmp_path)
-    write_records(tmp_path, [{"kind": "start", "step": 0, "mixture": {"a": 0.5, "b": 0.5}}] * 3)
-    path = tmp_path / "records.jsonl"
-    path.write_text(path.read_text().replace("0.5", "0.6", 1))
-    with pytest.raises(ValueError, match=r"records\.jsonl:1.*checksum"):
-        moments_of(tmp_path)
+    lines = [json.dumps({"step": step, "mixture": {"a": 0.5, "b": 0.5}}) for step in range(3)]
+    written = "".join(map(Chain().written, lines))
+    path = tmp_path / "mixture.jsonl"
+    for damaged, place in (
+        (written.replace("0.5", "0.6", 1), 1),
+        (written.partition("\n")[2], 1),  # a line is missing
+        (written + lines[0] + "\n", 4),  # a line has no checksum
+    ):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=rf"mixture\.jsonl:{place}.*checksum"):
+            moments_of(tmp_path)

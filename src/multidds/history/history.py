@@ -20,7 +20,19 @@ from .update import MOST_NAMES, Relevance, Update
 
 T = TypeVar("T")
 Groups: TypeAlias = dict[str, dict[str, float]]
-GROUPS = ("mixture", "reward", "noise", "dev_loss", "train_loss", "dev_weight", "passes", "eval_loss")
+GROUPS = (
+    "mixture",
+    "proposed",
+    "reward",
+    "noise",
+    "worth",
+    "worth_error",
+    "dev_loss",
+    "train_loss",
+    "dev_weight",
+    "passes",
+    "eval_loss",
+)
 FACTS = ("signal", "drift", "learned", "unlearned")
 _EVALUATION = re.compile(
     r"(?:eval|val|valid|validation)[_/](?:(.+?)[_/])?loss(?:[_/](?!step$|epoch$)(.+?))?(?:_epoch)?"
