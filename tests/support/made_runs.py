@@ -13,6 +13,8 @@ from multidds.nmt import report as application
 from multidds.nmt.common.checksummed import sha256, write_checksummed
 from multidds.report import report as written_report
 
+RELATED = [f"{language}-eng" for language in ("aze", "bel", "glg", "slk", "tur", "rus", "por", "ces")]
+DIVERSE = [f"eng-{language}" for language in ("bos", "mar", "hin", "mkd", "ell", "bul", "fra", "kor")]
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "it", "was", "good", "for", "every", "dog", "not")
 
 
@@ -116,6 +118,24 @@ def make_run(
     write_mixture(folder, moments)
     if scored:
         score(folder, names, setting, rng, quality)
+    return folder
+
+
+def paper_runs(folder):
+    """The paper's experiments on two of its settings, written by hand; and a hundred datasets."""
+    step_ahead = {"method": "multidds", "step_ahead": 0.001}
+    for setting, names in (("m2o-related", RELATED), ("o2m-diverse", DIVERSE)):
+        made = folder / setting
+        make_run(made / "uniform", names, setting, prior="uniform", quality=0.5)
+        make_run(made / "temperature", names, setting, prior="temperature", quality=0.52)
+        make_run(made / "proportional", names, setting, quality=0.55)
+        for seed in (1, 2) if setting == "o2m-diverse" else (1,):
+            make_run(made / "multidds" / f"seed-{seed}", names, setting, seed=seed, quality=0.6, **step_ahead)
+            make_run(made / "multidds-s" / f"seed-{seed}", names, setting, seed=seed, method="multidds-s", quality=0.66)
+    for priority in ("low", "high"):
+        make_run(folder / "o2m-diverse" / priority, DIVERSE, "o2m-diverse", method="multidds-s", priority=priority,
+                 switch_epoch=10)  # fmt: skip
+    make_run(folder / "m2o-related" / "moving-average", RELATED, "m2o-related", method="moving-average", quality=0.58)
     return folder
 
 

@@ -34,6 +34,7 @@ class Run:
     most_passes: over a dataset, unless a proportional mixture makes more; beyond, it is learned by heart.
     seed: of this run.
     setting: a name for the data, if it is known. Runs of different settings are not compared.
+    rank: the lowest stands first, and is the learned method that a report is about.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Run:
     most_passes: float = MAX_PASSES
     seed: int = 1
     setting: str = ""
+    rank: int = 0
 
     def __post_init__(self) -> None:
         given = [moment.groups["dev_weight"] for moment in self.moments if "dev_weight" in moment.groups]
@@ -207,7 +209,7 @@ def groups_of(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
     A run without a history of its mixture is with those that were evaluated on the same dev sets.
     """
     groups: list[list[Run]] = []
-    for run in sorted(runs, key=lambda run: (not run.names, not run.updates)):
+    for run in sorted(runs, key=lambda run: (not run.names, not run.updates, run.rank)):
         fitting = [members for members in groups if _fits(run, members[0])]
         if fitting:
             fitting[0].append(run)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from multidds._base.errors import DamagedError, UserError
 from multidds.nmt.runs import checkpoints
 
-STATE = {"records": 0, "checksum": "0" * 64, 'odd "checksum":"': "0" * 64}
+STATE = {"records": {"records.jsonl": 0}, "checksum": "0" * 64, 'odd "checksum":"': "0" * 64}
 TENSORS = {
     "checksum": torch.arange(5.0),
     "b": torch.arange(6).reshape(2, 3).t(),

@@ -47,7 +47,7 @@ def earlier(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(text)
         config, data = prepared(OLD, "old")
-        open_run(config, text / "runs" / "old", data, 0, 0).close()
+        open_run(config, text / "runs" / "old", data, {}, 0).close()
         (text / "runs" / "old" / "best.safetensors").touch()
     return "runs/old"
 
@@ -85,7 +85,7 @@ def test_new_target_languages_have_tags_behind_the_old_tokens(earlier):
 def test_one_model_for_all_languages_encodes_a_new_one_too(text):
     joint = ("vocabulary.kind=joint", "vocabulary.size=70")
     config, old = prepared(OLD, "joint", *joint)
-    open_run(config, text / "runs" / "joint", old, 0, 0).close()
+    open_run(config, text / "runs" / "joint", old, {}, 0).close()
     _, new = prepared(NEW, "joint-grown", *joint, start="runs/joint")
     assert new.vocabulary == old.vocabulary
     assert new.sizes == {"shift-base": 300, "loud-base": 300}
@@ -113,7 +113,7 @@ def test_other_prepared_data_are_refused(earlier, text):
     with pytest.raises(UserError, match=r"other settings \(train.start_from\)"):
         Prepared(recipe(NEW, "new", start="runs/other"))
     other, its_data = prepared("loud-base", "loud")
-    open_run(other, text / "runs" / "loud", its_data, 0, 0).close()
+    open_run(other, text / "runs" / "loud", its_data, {}, 0).close()
     (text / "runs" / "loud" / "best.safetensors").touch()
     changed = config.model_copy(update={"train": config.train.model_copy(update={"start_from": "runs/loud"})})
     with pytest.raises(UserError, match="start_from = 'runs/loud': data/new has another vocabulary"):

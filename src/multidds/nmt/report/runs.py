@@ -16,13 +16,7 @@ from ..runs.record_files import read_records
 from ..runs.records import Scored, Validated
 
 _MOST_PAIRS = 12  # named in a line
-_MAIN = (
-    "learned",
-    "multidds-s",
-    "multidds",
-    "moving-average",
-    "shuffled",
-)  # the first there is: what a report is about
+_ORDER = ("learned", "multidds-s", "multidds", "moving-average", "shuffled", "static")
 
 
 @dataclass(kw_only=True)
@@ -30,14 +24,14 @@ class TranslationRun(Run):
     """A run of the application.
 
     config: of the run.
-    facts: the rest of config.json.
+    counts: {language pair: {split: its sentence pairs, tokens and what was dropped}}.
     validations: by step.
     weighed: the last weights of sentence pairs; None if there are none.
     scores: of the test sets; None if they were not evaluated.
     """
 
     config: Config
-    facts: dict[str, Any]
+    counts: dict[str, Any]
     validations: list[Validated]
     weighed: Scored | None
     scores: dict[str, Any] | None
@@ -90,11 +84,12 @@ def read_translation_run(run: Run) -> TranslationRun:
         weights=config.dev_weights,
         most_passes=1 + config.mixture.repetition,
         setting=config.data.setting or config.data.folder.name,
+        rank=_ORDER.index(config.mixture.method),
     )
     return TranslationRun(
         **{field.name: getattr(found, field.name) for field in fields(found)},
         config=config,
-        facts=facts,
+        counts=facts["pairs"],
         validations=[record for record in records if isinstance(record, Validated)],
         weighed=next((record for record in reversed(records) if isinstance(record, Scored)), None),
         scores=scores,
@@ -136,8 +131,8 @@ class Setting:
         """The learned mixture that a report is about: with the priority of the setting, and the default's method."""
 
         def place(method: str) -> tuple[bool, int]:
-            config = self.methods[method][0].config
-            return config.weighted != self.weighted, _MAIN.index(config.mixture.method)
+            run = self.methods[method][0]
+            return run.config.weighted != self.weighted, run.rank
 
         return min((method for method, runs in self.methods.items() if runs[0].learned), key=place, default=None)
 

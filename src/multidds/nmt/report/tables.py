@@ -30,7 +30,7 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
     ours, theirs = setting.scored[learned][0], setting.scored[baseline][0]
     compared = compare(ours.folder, theirs.folder)
     for pair in setting.pairs:
-        row = {"pair": text(pair), "training pairs": number(ours.facts["pairs"][pair]["train"]["pairs"], ",d")}
+        row = {"pair": text(pair), "training pairs": number(ours.counts[pair]["train"]["pairs"], ",d")}
         table.rows.append(row | _compared_cells(compared[pair]))
     means = {key: setting.mean({pair: both[key] for pair, both in compared.items()}) for key in ("against", "bleu")}
     last = {"pair": text("average"), "training pairs": text(""), **_compared_cells(means | {"p": math.nan})}
@@ -80,7 +80,7 @@ def all_methods(setting: Setting) -> ReportTable:
 def datasets(setting: Setting) -> ReportTable:
     table = ReportTable(f"datasets.{setting.name}", f"{setting.name}: sentence pairs")
     for pair in setting.pairs:
-        splits = setting.first.facts["pairs"][pair]
+        splits = setting.first.counts[pair]
         row = {"pair": text(pair)}
         row |= {split: number(splits[split]["pairs"] if split in splits else None, ",d") for split in _SPLITS}
         row["target tokens"] = number(splits["train"]["target tokens"], ",d")
