@@ -147,14 +147,21 @@ def test_standard_errors_are_those_of_known_noise(dev_size, batches):
         assert 0.9 <= held <= 0.98
 
 
-def test_standard_errors_of_rewards_leave_out_what_all_have_in_common():
-    """Of differences between datasets: their mean square is that of the errors."""
+def test_errors_of_differences_leave_out_what_all_datasets_have_in_common():
+    """Their mean square is that of the differences of cosines, and of rewards, from the mean of all datasets."""
     world, weights = World(100, 3.0, seed=2), {"d0": 0.5, "d1": 0.3, "d2": 0.2}
-    found = [world.probed(4, 1000 * number).mean_cosines(weights) for number in range(200)]
-    rewards = torch.tensor([list(each.values()) for each, _ in found])
-    errors = torch.tensor([list(each.values()) for _, each in found])
-    apart = rewards - rewards.mean(1, keepdim=True)
-    assert apart.var(0).sum().item() * 4 / 3 == pytest.approx(errors.square().mean(0).sum().item(), rel=0.2)
+    found = [world.probed(4, 1000 * number) for number in range(200)]
+    rewards, errors = zip(*[table.mean_cosines(weights) for table in found], strict=True)
+    rows = [[list(row.values()) for row in table.differences().values()] for table in found]
+    cells = torch.tensor(rows, dtype=torch.float64)  # [table, dev, train, 2]
+    for values, estimated in (
+        (cells[..., 0], cells[..., 1]),
+        (torch.tensor([[*each.values()] for each in rewards]), torch.tensor([[*each.values()] for each in errors])),
+    ):
+        apart = values - values.mean(-1, keepdim=True)
+        true = apart.var(0).mean().item() * 4 / 3  # four datasets: a degree of freedom is lost
+        assert true == pytest.approx(estimated.square().mean().item(), rel=0.2)
+        assert true < 0.95 * values.var(0).mean().item()  # the noise of dev sets is common
 
 
 def test_a_probe_of_equal_parts_has_no_noise_and_one_of_one_part_has_no_errors():

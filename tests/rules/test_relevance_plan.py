@@ -203,17 +203,32 @@ def test_the_repetition_of_a_dataset_is_shrunk_towards_the_common_value():
     assert apart[0] / apart[1] < 2
 
 
-def test_gaps_are_of_datasets_with_a_dev_set_of_their_name_that_were_drawn():
-    state = RelevancePlan().start(training(("goal", "other")))
+def test_repetition_is_measured_on_datasets_that_were_drawn_and_have_a_dev_set_of_their_name():
     rows = {"goal": GOAL, "other": GOAL}
     losses = {"train": {"goal": 1.0, "near": 1.0}, "dev": {"goal": 1.5, "other": 9.0}}
+    state = RelevancePlan().start(training(("goal", "other")))
     updated(state, rows, losses=losses, passes={"goal": 0.0, "near": 2.0})
-    assert state.gaps.tolist() == [0.0] * 4
+    assert not state.gaps.any()
     updated(state, rows, losses=losses, passes={"goal": 3.0, "near": 2.0})
-    assert dict(zip(sorted(SIZES), state.gaps.tolist(), strict=True)) == {"far": 0, "goal": 0.5, "near": 0, "noise": 0}
+    gaps = dict(zip(sorted(SIZES), state.gaps.max(axis=0).tolist(), strict=True))
+    assert gaps == {"far": 0.0, "goal": 0.5, "near": 0.0, "noise": 0.0}
     assert state.gap_passes.max() == 3.0
-    updated(state, rows, losses={"train": {"goal": 2.0}, "dev": {"goal": 1.5}}, passes={"goal": 4.0})
-    assert state.gaps.max() == 0.0  # unseen examples are not easier than seen ones
+
+
+def test_repetition_is_that_of_the_last_four_updates():
+    """Unseen examples that look easier than seen ones are noise: they count against the others, and not below 0."""
+    held = {gap: {"train": {"goal": 1.0}, "dev": {"goal": 1.0 + gap}} for gap in (0.9, 0.4, -0.2, -0.9)}
+
+    def after(*gaps):
+        state = RelevancePlan().start(training())
+        for gap in gaps:
+            updated(state, {"goal": GOAL}, losses=held[gap], passes={"goal": 8.0})
+        return state.mixture
+
+    assert after(0.4, 0.4)["goal"] < after(-0.2, -0.2)["goal"]
+    assert after(0.9, 0.4, 0.4, 0.4, 0.4) == after(-0.9, 0.4, 0.4, 0.4, 0.4)
+    assert after(-0.2, 0.4, 0.4, 0.4)["goal"] > after(0.4, 0.4, 0.4, 0.4)["goal"]
+    assert after(-0.9, -0.9) == after(-0.2, -0.2)
 
 
 # ------------------------------------------------------------------------------------------------ the state
