@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from .. import __version__
 from .._base.errors import UserError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..mixture import MixtureTable
     from ..report import ReportTable
 
-    Commands: TypeAlias = _SubParsersAction[ArgumentParser]
+    Commands: TypeAlias = "_SubParsersAction[Parser]"
 
 # What torch, threading and CTranslate2 say, in this order.
 # The last is what CPython says if C code of a library has no memory left and does not say so.
@@ -30,6 +30,13 @@ _NO_MEMORY = re.compile(
     "memory|can't start new thread|Resource temporarily unavailable|returned NULL without setting an exc", re.IGNORECASE
 )
 _HISTORIES = "of runs, Trainer checkpoints, Lightning logs or saved histories"
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help.")
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,9 @@ def run(arguments: Sequence[str]) -> None:
     given.pop("command")(**given)
 
 
-def parsers() -> "tuple[ArgumentParser, Commands]":
+def parsers() -> "tuple[Parser, Commands]":
     """Returns the parser of the command line and its commands."""
-    parser = ArgumentParser("multidds", description="A data mixture that is learned while a model trains.")
+    parser = Parser("multidds", description="A data mixture that is learned while a model trains.")
     parser.add_argument("--version", action="version", version=f"multidds {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     if application is not None:
@@ -80,7 +87,7 @@ def parsers() -> "tuple[ArgumentParser, Commands]":
     return parser, commands
 
 
-def command(commands: "Commands", function: Callable[..., None]) -> ArgumentParser:
+def command(commands: "Commands", function: Callable[..., None]) -> Parser:
     """Adds the command that calls a function, with its name and its docstring; returns its parser."""
     text = (function.__doc__ or "").partition("\n")[0]
     parser = commands.add_parser(function.__name__, help=text, description=text)

@@ -118,6 +118,7 @@ def test_verify_goes_on_opens_no_pipes_and_names_loops(run, corpus):
         (run / name).unlink()
     os.mkfifo(run / "best.safetensors")
     os.mkfifo(run / "records.jsonl")
+    os.mkfifo(run / "mixture.jsonl")
     os.mkfifo(run / "export" / "model.bin")
     (run / "scores.json").symlink_to("scores.json")
     write_checksummed(run / "vocabulary" / "vocabulary.json", {"other": 1})
@@ -134,7 +135,7 @@ def test_verify_goes_on_opens_no_pipes_and_names_loops(run, corpus):
     assert re.search(r"vocabulary.json: is of another run", done.stdout)
     for name in ("a", "b", "c/up"):
         assert f"{run.parent / name}: is a link that leads back to itself" in done.stdout
-    assert done.stdout.endswith("damaged: 8\n")
+    assert done.stdout.endswith("damaged: 9\n")
 
 
 def test_verify_knows_prepared_data(evaluated, corpus, tmp_path, monkeypatch):

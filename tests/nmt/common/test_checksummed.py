@@ -59,13 +59,12 @@ def test_a_digest_is_that_of_the_file(tmp_path):
         sha256(tmp_path / "b")
 
 
-def test_a_folder_of_ours_holds_the_files_of_its_manifest_and_a_cache(tmp_path):
+def test_a_folder_of_ours_holds_the_files_of_its_manifest(tmp_path):
     def read():
-        return read_own_folder(tmp_path / "a", "m.json", "our command", "x", cache="cache")
+        return read_own_folder(tmp_path / "a", "m.json", "our command", "x")
 
     assert read() is None
-    (tmp_path / "a" / "cache").mkdir(parents=True)
-    (tmp_path / "a" / "cache" / "anything").touch()
+    (tmp_path / "a" / "empty").mkdir(parents=True)
     assert read() is None
     (tmp_path / "a" / "b").mkdir()
     (tmp_path / "a" / "b" / "c").touch()

@@ -121,7 +121,7 @@ def test_long_lines_are_split_or_refused_and_never_cut(tiny, monkeypatch):
             "--to xx: the model was not trained for that; there are base",
         ),
         (["runs/nothing", "--from", "shift"], "runs/nothing: is not a run (there is no config.json)."),
-        (["runs/tiny", "--from", "shift", "--long-lines", "cut"], "--long-lines cut: expected 'split' or 'refuse'."),
+        (["runs/tiny", "--from", "shift", "--long-lines", "cut"], "--long-lines: invalid choice: 'cut'"),
         (["runs/tiny", "--from", "shift", "--input", "no.txt"], "no.txt: there is no such file."),
     ],
 )
