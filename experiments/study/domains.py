@@ -208,7 +208,9 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
         steps=config.steps,
         examples_per_step=config.batch,
         rule=rule,
-        probes=Probes(batches=2 if averaged else 1, average=0),  # the model is an average already, where one is wanted
+        probes=Probes(
+            batches=(None if in_budget else 2) if averaged else 1, average=0
+        ),  # the model is an average already, where one is wanted
         seed=config.seed,
     )
 

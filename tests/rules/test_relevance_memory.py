@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from toy_rules import updated
 
@@ -14,8 +14,8 @@ from multidds.rules.relevance_memory import RelevanceMemory, relevance_by_names
 NAMES, DEV = ["a", "b", "c", "d"], ["a", "goal"]
 
 
-def memory(names=NAMES, dev=DEV, sizes=None):
-    return RelevanceMemory(names, dev, relevance_by_names(names, dev), np.ones(len(names)) if sizes is None else sizes)
+def memory(names=NAMES, dev=DEV):
+    return RelevanceMemory(names, dev, relevance_by_names(names, dev))
 
 
 def table(values, error=0.01, names=NAMES, dev=DEV):
@@ -143,17 +143,16 @@ def test_what_all_datasets_have_in_common_moves_nothing():
     assert seen.measured(np.ones(2)) == 0
 
 
-@pytest.mark.parametrize("sizes", [[1.0] * 4, [1.0, 2.0, 3.0, 10.0]])
-def test_relevance_is_above_or_below_the_mean_weighted_by_size(sizes):
-    cosines, seen = np.array([0.9, 0.5, 0.3, 0.1]), memory(dev=["goal"], sizes=sizes)
+def test_relevance_is_above_or_below_the_mean():
+    cosines, seen = np.array([0.9, 0.5, 0.3, 0.1]), memory(dev=["goal"])
     for _ in range(1000):
         seen.add(table([cosines], error=0.001, dev=["goal"]))
-    apart = cosines - np.average(cosines, weights=sizes)
+    apart = cosines - cosines.mean()
     assert seen.posterior()[0][0] == pytest.approx(apart / apart.max(), abs=0.02)
 
 
 def test_the_mean_is_that_of_the_datasets_that_were_probed():
-    seen = memory(dev=["goal"], sizes=[1.0, 1.0, 1.0, 1000.0])
+    seen = memory(dev=["goal"])
     for _ in range(1000):
         seen.add({"goal": {"a": (0.9, 0.001), "b": (0.5, 0.001), "c": (0.1, 0.001)}})
     assert seen.posterior()[0][0, :3] == pytest.approx([1.0, 0.0, -1.0], abs=0.02)
@@ -195,47 +194,6 @@ def test_one_dataset_alone_stays_as_it_is():
     assert seen.posterior()[0].tolist() == [[1.0]]
     assert seen.measured(np.ones(1)) == 0
     assert shares([0.5]) == [1.0]
-
-
-# ------------------------------------------------------------------------- datasets that are split or in another order
-
-
-@given(
-    st.lists(st.tuples(st.floats(-0.1, 0.8), st.floats(10, 1e4)), min_size=2, max_size=6),
-    st.floats(0.1, 0.9),
-)
-def test_splitting_a_dataset_leaves_the_relevance_of_all_as_it_was(datasets, part):
-    cosines, sizes = (np.array(each) for each in zip(*datasets, strict=True))
-    apart = cosines - max(0.0, np.average(cosines, weights=sizes))
-    assume(apart.max() > 0.05)  # well above noise
-    halves = np.append(cosines, cosines[0]), np.append(sizes, sizes[0] * (1 - part))
-    halves[1][0] *= part
-    found = []
-    for each, weights in ((cosines, sizes), halves):
-        names = [f"d{i}" for i in range(len(each))]
-        seen = memory(names, ["goal"], weights)
-        for _ in range(300):
-            seen.add({"goal": dict(zip(names, [(c, 1e-4) for c in each], strict=True))})
-        found.append(seen.posterior()[0][0])
-    whole, split = found
-    tolerance = 0.03 * np.abs(whole).max()
-    assert split[:-1] == pytest.approx(whole, abs=tolerance)
-    assert split[-1] == pytest.approx(whole[0], abs=tolerance)
-
-
-@pytest.mark.claim("The method", "a dataset in two halves is drawn from nearly as often as a whole one")
-@pytest.mark.parametrize(
-    ("cosines", "sizes"),
-    [([0.4, 0.1, 0.0], [1000, 2000, 3000]), ([0.1, 0.4, 0.3, 0.0], [8000, 500, 500, 1000]), ([0.3, 0.2], [100, 5000])],
-)
-def test_splitting_a_dataset_leaves_the_total_of_its_halves_nearly_as_it_was(cosines, sizes):
-    """Nearly: until evidence outweighs the prior, it counts by the mean square of a row, which is not weighted."""
-    whole = shares(cosines, sizes, updates=3)
-    halves = shares([cosines[0], *cosines], [sizes[0] / 2, sizes[0] / 2, *sizes[1:]], updates=3)
-    assert halves[0] == pytest.approx(halves[1], abs=1e-9)
-    assert halves[0] + halves[1] == pytest.approx(whole[0], abs=0.03)
-    assert halves[2:] == pytest.approx(whole[1:], abs=0.03)
-    assert abs(whole[0] - sizes[0] / sum(sizes)) > 0.02  # which evidence has moved
 
 
 @given(st.permutations(range(4)), st.integers(0, 99))

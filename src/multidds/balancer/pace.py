@@ -15,7 +15,7 @@ _MOST_UPDATES = 500  # of a training: more cost more in files and logs than they
 _MAX_BATCHES = 8  # probe batches of a set that a budget buys at most
 MIN_SETS = 32  # datasets and dev sets of an update that probes a part of them
 _MAX_STEPS = 10_000  # between updates; beyond, a part is probed if the length of training is not known
-_FIRST, _LAST = 0.1, 0.85  # parts of the training before the first and the last of updates at growing distances
+_FIRST, _LAST = 0.07, 0.85  # parts of the training before the first and the last of updates at growing distances
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Budget:
     at_least: updates that a short training makes nevertheless. Default 7: fewer hardly learn anything.
     at_most: the share that they may take then. Default 0.15.
 
-    A training of fewer than 50 updates makes them at growing distances, the first after a tenth of its steps.
+    A training of fewer than 50 updates makes them at growing distances, the first after 7% of its steps.
 
     If there are many datasets and dev sets, each update probes a part of them, in rotation, and the evidence of the
     others is kept (docs/many-datasets.md).

@@ -21,7 +21,7 @@ from ..mixture.planned import OTHERS
 
 _PRIOR_UPDATES = 1.0  # updates without noise for which the prior counts
 _LEVEL = 0.5  # of the mean of a row: counts as a standard error
-_MARGIN = 1.0  # standard errors of a squared scale that are subtracted from it: noise must not pass for a scale
+_MARGIN = 2.0  # standard errors of a squared scale that are subtracted from it: noise must not pass for a scale
 
 Table = Mapping[str, Mapping[str, tuple[float, float]]]
 
@@ -41,15 +41,13 @@ class RelevanceMemory:
 
     names, dev_names: the order of columns and rows.
     prior: [K, n], not negative, with a positive value in each row.
-    sizes: [n], by which the mean of a row is weighted: a dataset in two halves counts as before.
 
     Public attributes are its state.
     """
 
-    def __init__(self, names: Sequence[str], dev_names: Sequence[str], prior: Any, sizes: Any) -> None:
+    def __init__(self, names: Sequence[str], dev_names: Sequence[str], prior: Any) -> None:
         self._columns = {name: i for i, name in enumerate(names)}
         self._rows = {name: k for k, name in enumerate(dev_names)}
-        self._sizes = np.asarray(sizes, dtype=np.float64)
         self._prior = prior / np.sqrt((prior**2).mean(axis=1, keepdims=True))  # rows have a root mean square of 1
         self.information = np.zeros(prior.shape)  # sums over updates of their information
         self.totals = np.zeros(prior.shape)  # the same times cosine / s
@@ -73,7 +71,7 @@ class RelevanceMemory:
                 continue
             at, cosines = at[finite], cosines[finite]
             noise = float((errors[known] ** 2).mean()) if known.any() else usual
-            level = max(0.0, float(np.average(cosines, weights=self._sizes[at])))
+            level = max(0.0, float(cosines.mean()))
             cosines = cosines - level
             scale = float((cosines**2).mean()) - noise * (1 + _MARGIN * math.sqrt(2 / len(cosines)))
             if scale > 0:

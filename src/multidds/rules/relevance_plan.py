@@ -87,7 +87,7 @@ class PlanState(State):
         self.updates = 0
         self.seen, self.fresh = (np.zeros((_RECENT, len(self._names))) for _ in range(2))  # inner products
         self.weights = np.array([training.dev_weights[name] for name in self._dev_names])
-        self.memory = RelevanceMemory(self._names, rows, prior, self._sizes)
+        self.memory = RelevanceMemory(self._names, rows, prior)
         self.gaps, self.gap_passes = (np.zeros((_RECENT, len(self._names))) for _ in range(2))  # in nats; their passes
         self.mixture = dict(zip(self._names, self._start.tolist(), strict=True))
         if self._planned:
