@@ -11,7 +11,7 @@ aze-eng,11.25
 <BLANKLINE>
 """
 
-from .page import Application, Report, Section, report
+from .page import Application, Report, Section, report, tiles_of
 from .run import Run, by_method, read_run
 from .table import Cell, ReportTable, Row, as_csv, number, text
 
@@ -29,4 +29,5 @@ __all__ = [
     "read_run",
     "report",
     "text",
+    "tiles_of",
 ]

@@ -107,14 +107,15 @@ def _section(name: str, runs: list[Run], out: Path) -> Section:
     firsts = [of[0] for of in by_method(runs).values()]
     firsts.sort(key=runs.index)
     shown = firsts[:_SHOWN]
-    section = Section(name, tiles=_tiles(shown[0]), rows=rows_of(shown), labelled=len(firsts) > 1)
+    section = Section(name, tiles=tiles_of(shown[0]), rows=rows_of(shown), labelled=len(firsts) > 1)
     section.summaries = [run.sentence() for run in shown if run.updates] or [run.sentence() for run in shown]
     section.warnings = [f"{run.label}: {sentence}" for run in shown for sentence in run.warnings()]
     if (comparison := compared(runs)) is not None:
         section.summaries[:0] = comparison.verdict()
         section.tiles[:0] = comparison.tiles()
         if len(comparison.methods) > 1:
-            section.rows.insert(0, comparison.row())
+            if any(len(one.line) > 1 for one in comparison.methods):
+                section.rows.insert(0, comparison.row())
             section.tables.append(comparison.table(f"losses.{name}"))
     setting = runs[0].setting
     if setting:
@@ -143,7 +144,7 @@ def _write_mixture(key: str, run: Run, out: Path) -> tuple[str, str]:
     return file_name(key), f"{run.label}: mixture, rewards, dev losses"
 
 
-def _tiles(run: Run) -> list[tuple[str, str]]:
+def tiles_of(run: Run) -> list[tuple[str, str]]:
     """Returns the few numbers that matter, of the run that a section is about."""
     if not run.updates:
         return []

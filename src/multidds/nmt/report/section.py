@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from multidds.report import ReportTable, Run, Section
+from multidds.report import ReportTable, Run, Section, tiles_of
 
 from ..evaluation.significance import compare
 from . import tables
@@ -17,7 +17,8 @@ def fill_section(section: Section, runs: Sequence[Run]) -> None:
     if scores.rows:
         section.scores = scores
         section.summaries = [tables.summary(setting, scores), *tables.findings(setting)]
-        section.tiles[:0] = _tiles(scores, "BLEU by priority" if setting.weighted else "BLEU")
+        bleu = "BLEU by priority" if setting.weighted else "BLEU"
+        section.tiles = [*_tiles(scores, bleu), *tiles_of(runs[0])]
     own = [tables.all_methods(setting), tables.datasets(setting), *pair_tables(setting)]
     section.tables[:0] = [table for table in own if table.rows]
 
