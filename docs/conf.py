@@ -6,7 +6,6 @@ the command line itself.
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,30 +72,24 @@ class Commands(Directive):
     """Every command of `multidds` with its arguments and options, from the texts of `--help`."""
 
     def run(self) -> list[nodes.Node]:
-        from typer.main import get_command
+        from multidds.commands.cli import parsers
+        from multidds.nmt.commands import cli  # noqa: F401  (adds its commands)
 
-        from multidds.nmt.commands.cli import app
+        _, commands = parsers()
+        return [self._section(f"multidds {word}", parser) for word, parser in commands.choices.items()]
 
-        return [*self._sections("multidds", get_command(app))]
-
-    def _sections(self, name: str, command: Any) -> Iterator[nodes.Node]:
-        for word, inner in getattr(command, "commands", {}).items():
-            yield from self._sections(f"{name} {word}", inner)
-        if hasattr(command, "commands"):
-            return
+    def _section(self, name: str, parser: Any) -> nodes.Node:
         section = nodes.section(ids=[nodes.make_id(name)], names=[name])
-        usage = " ".join(
-            [name, *(p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument")]
-        )
-        section += [nodes.title(name, name), nodes.paragraph("", command.help), nodes.literal_block(usage, usage)]
+        actions = [action for action in parser._actions if action.dest != "help"]
+        usage = " ".join([name, *(a.metavar or a.dest.upper() for a in actions if not a.option_strings)])
+        section += [nodes.title(name, name), nodes.paragraph("", parser.description), nodes.literal_block(usage, usage)]
         entries = nodes.definition_list()
-        for parameter in command.params:
-            if text := getattr(parameter, "help", None):
-                term = nodes.term("", "", nodes.literal(text=", ".join(parameter.opts)))
-                entries += nodes.definition_list_item("", term, nodes.definition("", nodes.paragraph("", text)))
+        for action in actions:
+            term = nodes.term("", "", nodes.literal(text=", ".join(action.option_strings) or action.dest))
+            entries += nodes.definition_list_item("", term, nodes.definition("", nodes.paragraph("", action.help)))
         section += entries
         self.state.document.note_implicit_target(section)
-        yield section
+        return section
 
 
 def pages_outside_as_downloads(app: Any, doctree: nodes.document) -> None:

@@ -503,12 +503,14 @@ def recipe_lines(run: Path) -> Lines:
     from safetensors.torch import load_file
 
     records = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
-    of = {kind: [r for r in records if r["kind"] == kind] for kind in ("update", "validation", "step", "examples")}
+    moments = [json.loads(line) for line in (run / "mixture.jsonl").read_text().splitlines()]
+    of = {"update": [moment for moment in moments if moment["step"] and "mixture" in moment]}
+    of |= {kind: [r for r in records if r["kind"] == kind] for kind in ("validation", "step", "examples")}
     facts = {
         "mixture": [r["mixture"] for r in of["update"]],
         "rewards": [r["reward"] for r in of["update"]],
-        "noise": [r["noise"] for r in of["update"]],
-        "signal": [r["signal"] for r in of["update"]],
+        "noise": [r.get("noise", {}) for r in of["update"]],
+        "signal": [r.get("signal") for r in of["update"]],
         "probe losses": [[r["step"], r["dev_loss"], r["train_loss"], r["dev_weight"]] for r in of["update"]],
         "dev losses": [r["dev_loss"] for r in of["validation"]],
         "seen": [[r["passes"], r["sentences"], r["tokens"], r["mixture"]] for r in of["validation"]],

@@ -88,7 +88,16 @@ def copy_damaged(world: World, which: str, rng: random.Random) -> Damaged:
 
 
 # Files and folders of a run that another seed has, too, with other contents.
-FOREIGN = ("best.safetensors", "checkpoints", "config.json", "records.jsonl", "export", "scores.json", "hypotheses")
+FOREIGN = (
+    "best.safetensors",
+    "checkpoints",
+    "config.json",
+    "records.jsonl",
+    "mixture.jsonl",
+    "export",
+    "scores.json",
+    "hypotheses",
+)
 
 
 def copy_swapped(world: World, rng: random.Random) -> Damaged:
@@ -163,7 +172,7 @@ def openers(folder: Path, path: Path) -> Any:
     from multidds.nmt.evaluation import read_export, scores
     from multidds.nmt.prepare import Prepared, vocabulary
     from multidds.nmt.runs import checkpoints
-    from multidds.nmt.runs.record_files import read_records
+    from multidds.nmt.runs.record_files import read_lines, read_records
 
     if folder.name == "prepared":
         prepared = Prepared(load_config(folder.parent.parent / "recipe.toml", [f"data.folder={folder}"]))
@@ -182,7 +191,7 @@ def openers(folder: Path, path: Path) -> Any:
         return read_export(folder / "export") and ""
     if path.name == "best.safetensors":
         return checkpoints.read(path, "numpy") and ""
-    read_records(folder)
+    read_records(folder), read_lines(folder, "mixture.jsonl")
     vocabulary.load_vocabulary(folder / "vocabulary")
     for name in vocabulary.models_of(config):
         vocabulary.load_model(folder / "vocabulary", name)

@@ -33,7 +33,7 @@ from world import TWO, Command, Ended, World, make_world, mount
 IMPORTED = (
     "multidds.nmt.commands.cli",
     "multidds.nmt.evaluation.evaluate",
-    "multidds.nmt.report",
+    "multidds.nmt.report.section",
     "multidds.nmt.training.train",
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.summary.writer.record_writer",

@@ -333,14 +333,15 @@ def files(place: Path) -> Any:
 
 
 def trained(run: Path) -> Any:
-    """The newest checkpoint, the best model and the records, but for times."""
+    """The newest checkpoint, the best model, the records and the updates, but for times."""
     from multidds.nmt.runs import checkpoints
 
     tensors = {}
     for path in (checkpoints.listed(run)[-1], run / "best.safetensors"):
         for name, array in checkpoints.read(path, framework="numpy")[0].items():
             tensors[path.name, name] = hashlib.sha256(array.tobytes()).hexdigest()
-    lines = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    files = [run / name for name in ("records.jsonl", "mixture.jsonl")]
+    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     return tensors, [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 

@@ -19,6 +19,7 @@ from domains import commit
 from results_file import add_run, read_runs
 from sacrebleu.metrics.bleu import BLEU
 
+from multidds.history import moments_of
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.config.config import Config, read_run
 from multidds.nmt.evaluation import export
@@ -26,7 +27,7 @@ from multidds.nmt.evaluation.scores import read_scores, scored_lines
 from multidds.nmt.evaluation.translate import begin, open_model, text_of
 from multidds.nmt.prepare import Prepared
 from multidds.nmt.runs.record_files import read_records
-from multidds.nmt.runs.records import Updated, Validated
+from multidds.nmt.runs.records import Validated
 
 
 def facts_of(run: Path, threads: int) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
     assert scores is not None
     records = read_records(run)
     validations = [record for record in records if isinstance(record, Validated)]
-    updates = [record for record in records if isinstance(record, Updated)]
+    updates = [moment for moment in moments_of(run) if moment.step > 0]
     last = validations[-1]
     best = [record for record in validations if record.best][-1]
     prepared = Prepared(config)
@@ -52,7 +53,13 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
         "steps": last.step,
         "curve": [{"step": v.step, "means": v.means, "passes": v.passes, "mixture": v.mixture} for v in validations],
         "updates": [
-            {"step": u.step, "mixture": u.mixture, "rewards": u.reward, "noise": u.noise, "signal": u.signal}
+            {
+                "step": u.step,
+                "mixture": u.mixture,
+                "rewards": u.groups["reward"],
+                "noise": u.groups.get("noise", {}),
+                "signal": u.facts.get("signal"),
+            }
             for u in updates
         ],
         "seconds": last.clock,

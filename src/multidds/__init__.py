@@ -12,7 +12,8 @@ The packages, in the order of the story, and the types that flow through them:
     ExampleScorer  the same idea for single examples           example_scorer/
 
 `gradients/` has their algebra and layout, `_base/` the ground floor; `integrations/` has the Hugging Face Trainer, TRL,
-sentence-transformers and Lightning; `nmt/` is the translation application.
+sentence-transformers and Lightning; `report/` makes a page from runs, `commands/` has the command line; `nmt/` is the
+translation application.
 
 >>> from multidds import Mixture
 >>> mixture = Mixture.temperature({"az": 1, "tr": 9}, tau=2)
