@@ -70,7 +70,7 @@ def training(kind="list", **options):
 )
 def test_resume_is_exact(kind, rule):
     options = {"rule": rule}
-    again = {**options, "seed": 99, "priority": "low"}
+    again = {**options, "seed": 99}  # the seed is that of the state
     assert_resumes_exactly(lambda: training(kind, **options), 14, (3, 8), again=lambda: training(kind, **again))
 
 
@@ -250,11 +250,54 @@ def assert_refused(balancer, state, message):
         ),
         ({"rule": RelevancePlan(), "model": mlp(width=6)}, {"rule": RelevancePlan()}, "0.weight"),
         ({"rule": RelevancePlan(), "dev": batches("xy", 4)}, {"rule": RelevancePlan()}, "shape"),
-        ({"priority": lambda losses: losses}, {}, "priority"),
     ],
 )
 def test_a_state_of_another_balancer_is_refused_and_changes_nothing(of, into, message):
     assert_refused(balancer_of(**into), saved(balancer_of(**of)), message)
+
+
+def weights_by_loss(losses):
+    return losses
+
+
+@pytest.mark.parametrize("new", ["low", {"x": 1.0}, weights_by_loss])
+def test_another_priority_at_a_resume_counts_and_a_line_says_so(new, caplog):
+    first = balancer_of()
+    first.priority = "high"
+    again = balancer_of(priority=new)
+    again.load_state_dict(saved(first))
+    assert again.priority == new
+    assert "regular" in caplog.messages[-1]
+    assert again.update().weights != first.update().weights
+
+
+def test_a_priority_that_was_assigned_is_resumed_without_a_word(caplog):
+    first, again = balancer_of(priority="low"), balancer_of(priority="low")
+    first.priority = {"x": 1.0}
+    again.load_state_dict(saved(first))
+    assert again.priority == {"x": 1.0}
+    assert not caplog.messages
+
+
+def test_another_seed_at_a_resume_does_not_count_and_a_line_says_so(caplog):
+    again = balancer_of(seed=99)
+    again.load_state_dict(saved(balancer_of(seed=7)))
+    assert "7" in caplog.messages[-1]
+    assert "99" in caplog.messages[-1]
+    assert again.state_dict()["probe"]["seed"] == 7
+
+
+def test_other_settings_of_the_rule_count_at_a_resume():
+    """The floor is a share of the first prior, not of the mixture that was learned."""
+    first = balancer_of(rule=Scorer(lr=50.0, floor=0.1))
+    while not (update := first.update()).drift > 0.1:
+        pass
+    again = balancer_of(mixture=Mixture(update.mixture), rule=Scorer(lr=50.0, floor=0.5))
+    again.load_state_dict(saved(first))
+    assert again.update().mixture != first.update().mixture
+    assert min(again.mixture.probabilities.values()) == pytest.approx(
+        0.5 * 0.1
+    )  # the smallest share of the first prior
 
 
 def test_a_state_of_a_part_continues_in_a_balancer_of_everything():
@@ -276,7 +319,9 @@ def test_a_state_of_other_data_is_refused_and_changes_nothing(kind):
 
 OF_ALL = ["steps", "frozen", "mixture", "prior", "plan", "drawn", "drawn_steps", "rule", "averaged", "probe", "tensors"]
 OF_ALL += ["version", "mixture/probabilities", "prior/a", "drawn/a"]
-OF_ALL += [f"probe/{key}" for key in ("seed", "rounds", "priority", "dev_losses", "last_losses", "sources")]
+OF_ALL += [
+    f"probe/{key}" for key in ("seed", "rounds", "given_priority", "priority", "dev_losses", "last_losses", "sources")
+]
 OF_ALL += ["probe/sources/dev", "probe/sources/dev/x", "probe/sources/dev/x/place"]
 CASES = [(paper(), keys) for keys in OF_ALL]
 for rule, of_rule in (

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multidds import Mixture
 from multidds.mixture.limits import Limits, within
 
 pytestmark = pytest.mark.claim("The method", "bounds of shares and of passes hold for every rule")

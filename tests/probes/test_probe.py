@@ -392,7 +392,7 @@ def test_it_resumes_exactly(kind):
 
 
 def test_a_state_is_loaded_whole_or_not_at_all():
-    probe, other = probe_of(), probe_of(priority="low")
+    probe, other = probe_of(), probe_of()
     third = probe_of(dev=batches((*DEV, "extra"), 4, seed=1), priority="low")
     probe.dev_losses = {"x": 1.0, "y": 2.0, "z": 3.0}
     other.load_state_dict(probe.state_dict())

@@ -123,15 +123,6 @@ def test_any_torch_optimizer_resumes_exactly_through_json(optimizer):
     assert_resumes_exactly(make, 6, as_json=True)
 
 
-def test_a_resumed_floor_is_that_of_the_first_prior():
-    one = scorer([0.2, 0.3, 0.5], lr=50.0, floor=0.1)
-    moved = one.step([-1.0, 1.0, 1.0])
-    other = scorer(moved, lr=50.0, floor=0.1)  # the natural way, and its smallest probability is the floor itself
-    other.load_state_dict(one.state_dict())
-    assert other.step([-1.0, 1.0, 1.0]) == one.step([-1.0, 1.0, 1.0])
-    assert min(one.step([-1.0, 1.0, 1.0])) == pytest.approx(0.02)
-
-
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_a_step_that_would_not_be_finite_changes_nothing(bad):
     rule = scorer([0.5, 0.5], optimizer=torch.optim.Adam)

@@ -285,7 +285,8 @@ class Balancer:
 
     def __repr__(self) -> str:
         state = f"frozen at step {self._steps:,}" if self._frozen else f"step {self._steps:,}"
-        return f"Balancer({state}, {distances(self._pace)}; {len(self.mixture):,} datasets: {shares(self.mixture.probabilities)})"
+        mixture = f"{len(self.mixture):,} datasets: {shares(self.mixture.probabilities)}"
+        return f"Balancer({state}, {distances(self._pace)}; {mixture})"
 
     def __str__(self) -> str:
         probe = self._probe

@@ -5,6 +5,7 @@ A rule asks it for what it needs. `table` has the cosines of all pairs with thei
 of one's own.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,6 +29,7 @@ from .table import Table, table_of, table_of_parts
 _FEW_SETS = 64  # datasets and dev sets up to which sketches are large
 _LARGE, _SMALL = 2**18, 2**15  # buckets of a sketch: cosines to 0.002 and to 0.005
 _KINDS = {"train": "dataset", "dev": "dev set"}  # by role
+_log = logging.getLogger("multidds")
 
 Visit = Callable[[str, Gradient, float], None]  # (name, gradient, its norm)
 
@@ -66,6 +68,7 @@ class Probe:
         if not self.names("dev"):
             raise ValueError(f"{owner}: there must be at least one dev set.")
         self.priority = priority
+        self._given_priority = self._plain_priority
         self._dev_losses: dict[str, float] | None = None
         self._last_losses: dict[str, float] = {}  # of the last probe of each dev set
         self._sketchers: dict[int, Sketcher] = {}  # by buckets: plans of sketches are made once
@@ -159,6 +162,10 @@ class Probe:
     def priority(self, priority: priorities.Priority) -> None:
         priorities.check(priority, self.names("dev"))
         self._priority: priorities.Priority = dict(priority) if isinstance(priority, Mapping) else priority
+
+    @property
+    def _plain_priority(self) -> Any:
+        return None if callable(self._priority) else self._priority
 
     @property
     def dev_losses(self) -> dict[str, float] | None:
@@ -532,7 +539,8 @@ class Probe:
         return {
             "seed": self.model.seed,
             "rounds": self.rounds,
-            "priority": None if callable(self._priority) else self._priority,
+            "given_priority": self._given_priority,
+            "priority": self._plain_priority,
             "dev_losses": self._dev_losses,
             "last_losses": dict(self._last_losses),
             "sources": {
@@ -542,11 +550,25 @@ class Probe:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state, under its seed. A state that does not fit raises an error and changes nothing."""
-        check_keys(self._owner, state, "seed", "rounds", "priority", "dev_losses", "last_losses", "sources")
-        priority = self._priority if state["priority"] is None else state["priority"]
-        if state["priority"] is None and not callable(priority):
-            raise ValueError(f"{self._owner}: the priority of the state was a function; give it at construction again.")
+        """Continues from a state. One that does not fit raises an error and changes nothing.
+
+        The seed is that of the state. A priority that was assigned in mid-run is, too, unless this probe was made with
+        another priority than that of the state: then the new one counts. A line says so.
+        """
+        keys = ("seed", "rounds", "given_priority", "priority", "dev_losses", "last_losses", "sources")
+        check_keys(self._owner, state, *keys)
+        priority = self._priority
+        if state["given_priority"] != self._given_priority:
+            was, now = (each or "a function" for each in (state["given_priority"], self._given_priority))
+            _log.warning("%s: The priority is %s now; it was %s when the state was saved.", self._owner, now, was)
+        elif state["priority"] is not None:
+            priority = state["priority"]
+        elif not callable(priority):
+            raise ValueError(f"{self._owner}: the priority of the state was a function; assign it again.")
+        if state["seed"] != self.model.seed:
+            _log.warning(
+                "%s: The seed stays %s, that of the state, not %s.", self._owner, state["seed"], self.model.seed
+            )
         priorities.check(priority, self.names("dev"))
         before = self._dev_losses
         self.dev_losses = state["dev_losses"]  # checks names and values

@@ -168,14 +168,10 @@ class Logits(State):
 
     def state_dict(self) -> dict[str, Any]:
         state = self._optimizer.state.get(self.values, {})
-        (group,) = self._optimizer.param_groups
-        settings = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key != "params"}
         return {
             "rule": type(self).__name__,
             "logits": self.values.tolist(),
-            "floor": self._floor,  # of the prior that there was at the start
             "optimizer": type(self._optimizer).__name__,
-            "settings": settings,
             "state": {key: _plain(value) if isinstance(value, Tensor) else value for key, value in state.items()},
             "averages": self._reward.state_dict() if isinstance(self._reward, MovingAverage) else None,
         }
@@ -185,7 +181,7 @@ class Logits(State):
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.check_rule(state)
-        check_keys("Scorer", state, "logits", "floor", "optimizer", "settings", "state", "averages")
+        check_keys("Scorer", state, "logits", "optimizer", "state", "averages")
         own = type(self._optimizer).__name__
         if state["optimizer"] != own:
             raise ValueError(f"Scorer: the state is of the optimizer {state['optimizer']}, but this one has {own}.")
@@ -202,12 +198,7 @@ class Logits(State):
         kept = {key: _tensor(value) if isinstance(value, Mapping) else value for key, value in state["state"].items()}
         with torch.inference_mode(False), torch.no_grad():
             self.values.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))
-        self._floor = float(state["floor"])
         # Not by the optimizer's own load_state_dict: it would cast every tensor to the type of the logits.
-        (group,) = self._optimizer.param_groups
-        for key, value in state["settings"].items():
-            if key in group:  # or another version of the optimizer had it
-                group[key] = tuple(value) if isinstance(group[key], tuple) else value
         self._optimizer.state.clear()
         if kept:
             self._optimizer.state[self.values] = kept
