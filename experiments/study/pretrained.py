@@ -42,7 +42,7 @@ TRL: dict[str, Any] = {
     "gradient_accumulation_steps": 8,
     "learning_rate": 1e-3,
     "warmup_steps": 8,
-    "max_length": 64,
+    "max_length": 48,
 }
 ST: dict[str, Any] = {
     "per_device_train_batch_size": 8,
