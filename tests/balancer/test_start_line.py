@@ -51,7 +51,7 @@ def test_the_rest_is_printed_on_demand_and_logged_in_detail(caplog):
     for name in NAMES:
         assert f"  {name} {100 * balancer.mixture[name]:.0f}%, " in text
     assert "dev sets:\n  a 75%\n  b 25%\n  c 0%\n" in text
-    assert "\n7 updates at growing distances, the first at step 200: 7 probe batches of each set, about 15% of" in text
+    assert "\n7 updates at growing distances, the first at step 140: 7 probe batches of each set, about 15% of" in text
     assert "344 bytes for averaged parameters" in text
     assert "50.3 MB for tables" in text  # 4 parts of 6 sets in 2**18 numbers of 8 bytes
     with caplog.at_level(logging.DEBUG, "multidds"):

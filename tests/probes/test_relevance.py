@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset as HuggingFaceDataset
 from toys import batch, batches, dataset, loss, mlp
 
 import multidds
@@ -64,3 +65,15 @@ def test_losses_that_are_not_finite_are_named():
     sets = batches("a", count=2)
     with pytest.raises(ValueError, match="not finite"):
         multidds.relevance(model, loss, sets, {"x": sets["a"]}, batches=2)
+
+
+def test_one_dev_set_needs_no_name():
+    train = {"a": batches_of(dataset(30), 5)}
+    assert list(multidds.relevance(mlp(), loss, train, batches_of(dataset(30, seed=1), 5))) == ["dev"]
+
+
+@pytest.mark.parametrize("make", [lambda: dataset(9), lambda: HuggingFaceDataset.from_dict({"x": [1, 2, 3]})])
+def test_a_dataset_in_the_place_of_batches_is_refused_with_what_to_give(make, caplog):
+    with pytest.raises(TypeError, match="'a'.*batches_of"):
+        multidds.relevance(mlp(), loss, {"a": make()}, batches_of(dataset(30), 5))
+    assert not caplog.messages

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from .._base.checks import check_names, check_whole
 from .._base.text import bytes_text, shares
 from ..mixture.mixture import Mixture, check_mixture
@@ -13,17 +11,7 @@ from ..probes.probed_model import ProbedModel
 from ..rules.rule import Rule
 from .pace import Budget
 
-SINGLE = "dev"  # the name of a dev set that was given without one
 _log = logging.getLogger("multidds")
-
-
-def named_dev_sets(where: str, dev: Any) -> Mapping[str, Any]:
-    """Returns {dev set: source}; a single source is called "dev"."""
-    if isinstance(dev, Mapping):
-        return dev
-    if dev is None or (isinstance(dev, list | tuple) and any(isinstance(each, DataLoader) for each in dev)):
-        raise TypeError(f"{where}: dev must be {{name: dev set}}, or one dev set, but it is {dev!r}.")
-    return {SINGLE: dev}
 
 
 def check_data(mixture: Mixture, train: Mapping[str, Any], dev: Mapping[str, Any]) -> None:

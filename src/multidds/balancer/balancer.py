@@ -24,7 +24,8 @@ from ..probes.rotation import rotated
 from ..probes.round import Round, Training
 from ..rules.relevance_plan import RelevancePlan
 from ..rules.rule import Findings, Rule
-from .arguments import check_data, check_model, check_settings, named_dev_sets
+from ..sampling.sources import named_dev_sets
+from .arguments import check_data, check_model, check_settings
 from .pace import Budget, Pace, pace_of
 from .start_line import SAVED, details, distances, shared_data, start_line, warnings
 

@@ -78,7 +78,7 @@ def _more_updates(pace: Pace, every: int | Budget, steps: int) -> str | None:
         return None
     apart = max(steps // (least + 1), 1)
     cost = pace.passes * pace.cost / apart
-    few = f"{steps:,} steps have {_counted(pace.updates)}"
+    few = f"{steps:,} step{'' if steps == 1 else 's'} have {_counted(pace.updates)}"
     if cost > _MOST_COST:
         return f"{few}, too few to learn from; {least} would take {cost:.0%} of the time. Use smaller probe batches."
     if isinstance(every, Budget):

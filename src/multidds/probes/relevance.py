@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..sampling.sources import named_dev_sets
 from .probe import NotFiniteError, Probe
 from .probed_model import Loss, ProbedModel
 from .probes import Probes
@@ -18,7 +19,7 @@ def relevance(
     model: nn.Module,
     loss: Loss,
     train: Mapping[str, Any],
-    dev: Mapping[str, Any],
+    dev: Any,
     *,
     batches: int = 8,
     mode: str = "eval",
@@ -29,7 +30,8 @@ def relevance(
 
     model: a trained model, or one in training; averaged weights say more than those of a single step.
     loss: (model, batch) -> mean loss of the batch, a scalar tensor.
-    train, dev: {name: source of batches}, as for `Balancer`: a DataLoader, a list of batches, `batches_of(...)`.
+    train, dev: {name: source of batches}, as for `Balancer`: a DataLoader, a list of batches, `batches_of(...)`. A
+        single source of dev batches is called "dev".
     batches: of each dataset and dev set; more mean less noise. Default 8, at least 2.
     mode: "eval" or "train": whether dropout and similar layers are active. Default "eval".
     params: the parameters whose gradients count. Default None: all trainable ones.
@@ -40,6 +42,7 @@ def relevance(
     """
     if batches < 2:
         raise ValueError(f"relevance: batches must be at least 2, for standard errors, but it is {batches}.")
+    dev = named_dev_sets("relevance", dev)
     for word, given in (("train", train), ("dev", dev)):
         if not given:
             raise ValueError(f"relevance: {word} must have at least one set.")

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
 from .._base.checks import check_whole
 from .._base.randomness import Permutation, derive, isolated
 from .._base.state import check_keys
 
 Part: TypeAlias = tuple[int, int, int]  # (part of a round, number of parts, place of a batch in its part)
+SINGLE = "dev"  # the name of a dev set that was given without one
 _log = logging.getLogger("multidds")
 
 
@@ -72,6 +73,8 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
             f"{label}: an iterator can be gone through only once; give a DataLoader, a list of batches, "
             "or a function generator -> batch such as batches_of(dataset, batch_size)."
         )
+    if hasattr(source, "column_names") or (isinstance(source, Dataset) and not isinstance(source, IterableDataset)):
+        raise TypeError(f"{label}: a {type(source).__name__} has examples, not batches. Give batches_of(dataset, 32).")
     if not hasattr(source, "__iter__"):
         raise TypeError(f"{label}: expected a DataLoader, an iterable or a function, got {type(source).__name__}.")
     if hasattr(source, "__len__") and not (isinstance(source, DataLoader) and _streams(source)) and len(source) == 0:
@@ -85,6 +88,15 @@ def open_source(owner: str, role: str, name: str, source: Any, seed: int) -> Sou
     if (sentence := loop.why_inexact()) is not None:
         _log.warning("%s", sentence)
     return loop
+
+
+def named_dev_sets(where: str, dev: Any) -> Mapping[str, Any]:
+    """Returns {dev set: source}; a single source is called "dev"."""
+    if isinstance(dev, Mapping):
+        return dev
+    if dev is None or (isinstance(dev, list | tuple) and any(isinstance(each, DataLoader) for each in dev)):
+        raise TypeError(f"{where}: dev must be {{name: dev set}}, or one dev set, but it is {dev!r}.")
+    return {SINGLE: dev}
 
 
 def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:

@@ -10,9 +10,9 @@ from transformers import Trainer
 from transformers.trainer_utils import RemoveColumnsCollator
 
 from ..._base.checks import listed, refuse
-from ...balancer.arguments import SINGLE
 from ...probes.probed_model import Loss
 from ...sampling import StreamReader, batches_of, is_stream
+from ...sampling.sources import SINGLE
 from ..restored_attributes import restored_attributes
 from .refusals import OWNER, check_json
 

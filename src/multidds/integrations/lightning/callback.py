@@ -17,10 +17,10 @@ from lightning.pytorch.callbacks import Callback
 from ..._base.randomness import random_states, set_random_states
 from ..._base.ranks import Ranks
 from ...balancer import Balancer, Budget
-from ...balancer.arguments import named_dev_sets
 from ...mixture import Mixture
 from ...probes.probed_model import Loss
 from ...sampling.loader import MixedLoader
+from ...sampling.sources import named_dev_sets
 from ..balancer_arguments import (
     BalancerArguments,
     checked_balancer_arguments,
