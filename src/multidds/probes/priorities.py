@@ -5,9 +5,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import TypeAlias
 
 Priority: TypeAlias = str | Mapping[str, float] | Callable[[dict[str, float]], Mapping[str, float]]
+
+
+_MOST = 1e100  # of a weight, so that sums are finite
 
 
 def regular(dev_losses: Mapping[str, float]) -> dict[str, float]:
@@ -68,8 +72,8 @@ def _normalised(weights: Mapping[str, float], names: tuple[str, ...]) -> dict[st
     for name, weight in weights.items():
         if name not in known:
             raise ValueError(f"priority: there is no dev set {name!r}; there are {', '.join(map(repr, names))}.")
-        if not (weight >= 0 and math.isfinite(weight)):
-            raise ValueError(f"priority: weights must be finite and not negative, but {name!r} is {weight}.")
+        if not (isinstance(weight, Real) and 0 <= weight < _MOST):
+            raise ValueError(f"priority: weights must be numbers from 0 to below 1e100, but {name!r} is {weight!r}.")
     total = math.fsum(weights.values())
     if total == 0:
         raise ValueError("priority: at least one dev set needs a weight above 0.")

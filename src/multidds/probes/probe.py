@@ -19,16 +19,15 @@ from .._base.state import check_keys
 from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient, added, wide
 from ..gradients.work_split import gathered_sketches, owners_of, summed
-from ..sampling.sources import Part, Source, open_source, refuse_sharing
+from ..sampling.sources import Part, Source, open_source, place_of, refuse_sharing
 from . import priorities
 from .probed_model import Numbered, ProbedModel
 from .probes import Probes
-from .round import Round
+from .round import Measured, Round, losses_of, notes_of, trouble_of
 from .table import Table, table_of, table_of_parts
 
 _FEW_SETS = 64  # datasets and dev sets up to which sketches are large
 _LARGE, _SMALL = 2**18, 2**15  # buckets of a sketch: cosines to 0.002 and to 0.005
-_KINDS = {"train": "dataset", "dev": "dev set"}  # by role
 _log = logging.getLogger("multidds")
 
 Visit = Callable[[str, Gradient, float], None]  # (name, gradient, its norm)
@@ -81,7 +80,7 @@ class Probe:
         }
 
     def _begin_log(self) -> None:
-        self._log: list[tuple[str, str, str, float]] = []  # (what, role, name, value) of all that was measured
+        self._log: Measured = []
         self._kept: dict[str, list[Numbered]] = {}  # dev batches that are used more than once
         self._sketches: dict[str, dict[str, Tensor]] | None = None  # {role: {name: sketch}} that are kept
         self._drawn_from: set[tuple[str, str]] = set()
@@ -128,7 +127,7 @@ class Probe:
 
     @contextmanager
     def _put_back_on_error(self) -> Iterator[None]:
-        before = {(role, name): _place_of(source) for role, of in self._opened.items() for name, source in of.items()}
+        before = {(role, name): place_of(source) for role, of in self._opened.items() for name, source in of.items()}
         try:
             yield
         except BaseException:  # Ctrl-C, too
@@ -344,51 +343,20 @@ class Probe:
 
     def losses(self, role: str) -> dict[str, float]:
         """Returns {name: loss of the probe} of the sets of a role that this round has probed."""
-        found: dict[str, list[float]] = {}
-        for what, of, name, value in self._log:
-            if of == role and what in ("loss", "uncounted loss"):
-                found.setdefault(name, []).append(value)
-        # With a step ahead each dataset has dev losses of its own.
-        return {name: sum(x / len(found[name]) for x in found[name]) for name in self.names(role) if name in found}
+        return losses_of(self._log, role, self.names(role))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about this round: gradients that are zero, losses that do not count."""
-        notes = [
-            f"the gradient of {_KINDS[role]} {name!r} is zero: its cosine counts as 0"
-            for role, name in self._where(lambda what, value: what == "norm" and value == 0)
-        ]
-        notes += [
-            f"the loss of dev set {name!r} is not finite; its weight is 0"
-            for _, name in self._where(lambda what, value: what == "uncounted loss" and not math.isfinite(value))
-        ]
-        if any(what == "direction" for what, *_ in self._log):
-            notes.append("the gradients of the dev sets sum to zero: rewards count as 0")
-        return tuple(notes)
+        return notes_of(self._log)
 
     def trouble(self) -> str | None:
         """Returns the first loss, gradient or reward of this round that is not finite; None: there is none."""
-        words = {"ranking": "loss", "norm": "gradient", "loss": "loss", "reward": "reward"}
-        faults: dict[tuple[str, str], str] = {}
-        for what, word in words.items():
-            for key in self._where(lambda each, value, what=what: each == what and not math.isfinite(value)):  # type: ignore[misc]
-                faults.setdefault(key, word)
-        if not faults:
-            return None
-        (role, name), word = next(iter(faults.items()))
-        more = f" (and {len(faults) - 1} more like it)" if len(faults) > 1 else ""
-        return f"the {word} of {_KINDS[role]} {name!r} is not finite{more}"
+        return trouble_of(self._log)
 
     def _refuse_not_finite(self) -> None:
         if (trouble := self.trouble()) is not None:
             raise NotFiniteError(trouble)
-
-    def _where(self, holds: Callable[[str, float], bool]) -> list[tuple[str, str]]:
-        """Returns (role, name) of what was measured, if it holds: dev sets first, whichever rank was first."""
-        found = {(role, name) for what, role, name, value in self._log if holds(what, value)}
-        return [
-            (role, name) for role in ("dev", "train") for name in self._given.get(role, ()) if (role, name) in found
-        ]
 
     # Gradients and batches, one set at a time.
 
@@ -592,11 +560,3 @@ class Probe:
             opened[role][name].first = self._opened[role][name].first
             opened[role][name].load_state_dict(state[role][name])
         return opened
-
-
-def _place_of(source: Source) -> dict[str, Any]:
-    """Returns the state of a source; empty if it has none, for whatever reason."""
-    try:
-        return source.state_dict()
-    except Exception:
-        return {}

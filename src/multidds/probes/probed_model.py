@@ -13,12 +13,10 @@ from ..gradients.parallel_models import layout_of, parameters_of, resharded, set
 from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient, added, wide
 from .averaged_parameters import AveragedParameters
+from .round import KINDS
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Numbered: TypeAlias = tuple[int, Any]  # a batch, and its number among those of all replicas
-
-
-_KINDS = {"train": "dataset", "dev": "dev set"}  # by role
 
 
 class ProbedModel:
@@ -281,7 +279,7 @@ class ProbedModel:
         try:
             loss = of(self.model, batch)
         except Exception as error:
-            error.add_note(f"{self._owner}: raised by the loss of a probe batch of {_KINDS[role]} {name!r}.")
+            error.add_note(f"{self._owner}: raised by the loss of a probe batch of {KINDS[role]} {name!r}.")
             raise
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

@@ -99,6 +99,14 @@ def named_dev_sets(where: str, dev: Any) -> Mapping[str, Any]:
     return {SINGLE: dev}
 
 
+def place_of(source: Source) -> dict[str, Any]:
+    """Returns the state of a source; empty if it has none, for whatever reason."""
+    try:
+        return source.state_dict()
+    except Exception:
+        return {}
+
+
 def refuse_sharing(owner: str, sources: Iterable[Any]) -> None:
     """Raises a ValueError if two names share an object that keeps its own place: they would move each other's."""
     seen = set()
