@@ -34,13 +34,13 @@ import numpy as np
 import torch
 
 from multidds.gradients import vectors
-from multidds.gradients.layout import Whole
 from multidds.gradients.sketch import Sketcher
+from multidds.gradients.vectors import Whole
 from multidds.nmt.batches.batch import assemble
 from multidds.nmt.config.config import Config, load_config, parse_config
 from multidds.nmt.model.transformer import Transformer
 from multidds.nmt.prepare import prepare
-from multidds.nmt.training.length import in_parts, probe_shape, probe_share
+from multidds.nmt.training.balancing import planned_pace, probe_shape
 from multidds.nmt.training.train import Training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +56,7 @@ DEMO = {
     "por": (15003, 297),
     "ces": (10637, 297),
 }
-# In parts, by mixed batches: what may be spent on them.
+# In parts: what may be spent on them.
 BUDGETS = {"parts-100": 0.015, "parts-1000": 0.04}
 AUTHORS = ("paper-8", "paper-2")  # scales at which the authors' scheme is measured too
 MODELS = {
@@ -245,8 +245,8 @@ def measure(config: Config, folder: Path, rounds: int, steps: int, authors: bool
         "every": every,
         "parameters": sum(p.numel() for p in static.model.parameters()),
         "passes": parts.calls["backward"] // rounds,
-        "counted": probe_share(balanced.config)
-        if in_parts(balanced.config)
+        "counted": planned_pace(config, config.train.max_steps).share
+        if config.mixture.probe_budget
         else 2 * n * math.prod(probe_shape(config.mixture)) / tokens,
         "measured": median["update"] / (every * median["step"]),
         "balanced step / static step": statistics.median(a / b for a, b in pairs),

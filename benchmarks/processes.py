@@ -133,7 +133,9 @@ def balancer(group, split_work):
 
     train, dev = ({f"{role}{i}": source for i in range(n)} for role, n in (("t", DATASETS), ("d", DEV_SETS)))
     probes = Probes(batches=BATCHES, count="in all", split_work=split_work)
-    return Balancer(Mixture.uniform(list(train)), model, loss, train=train, dev=dev, every=1, probes=probes, **paper())
+    return Balancer(
+        Mixture.uniform(list(train)), model, loss, train=train, dev=dev, every=1, probes=probes, rule=paper()
+    )
 
 
 def one_rank(rank, folder, rounds):

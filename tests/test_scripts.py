@@ -16,12 +16,11 @@ SCRIPTS = {
     if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
 }
 BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
-    "benchmarks/behaviour/behaviour.py": ["mixtures probe"],
+    "benchmarks/behaviour/behaviour.py": ["mixtures schedules"],
     "benchmarks/code_lines.py": [""],
     "benchmarks/faults/faults.py": ["--count 2 --kinds kill#-9,damaged#file --commands train"],
     "benchmarks/large_data.py": ["--tiny"],
     "benchmarks/many_datasets.py": [
-        "quadratic --datasets 60 --updates 2 --shares 1.0 0.5",
         "scale --datasets 50",
         "text --datasets 8 --updates 2 --passes 6 --batch 4 --between 1 --warm 2",
         "moments --datasets 6 --updates 2 --batch 2 --between 1 --warm 2",
