@@ -56,7 +56,7 @@ def change(folder, name, old, new):
 
 def test_a_place_that_cannot_be_used_is_one_line(tmp_path, monkeypatch):
     path = slurm.write_experiment(tmp_path, "e")
-    assert "--on slrum" in mistake("experiment", path, "--on", "slrum")
+    assert "--on: invalid choice: 'slrum'" in mistake("experiment", path, "--on", "slrum")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "squeue" in mistake("experiment", path, "--on", "slurm")
     assert not (tmp_path / "runs").exists()

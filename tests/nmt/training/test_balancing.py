@@ -120,7 +120,7 @@ def test_what_a_budget_chooses_does_not_count_as_a_change():
 
 def test_an_update_of_a_training_probes_a_part_of_many_pairs(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(pace, "MIN_SETS", 2)
-    settings = ("mixture.probe_budget=0.02", "mixture.method=learned", "train.max_steps=400")
+    settings = ("mixture.probe_budget=0.01", "mixture.method=learned", "train.max_steps=200")
     training = Training(small_config(corpus, monkeypatch, *settings), tmp_path / "run")
     with contextlib.closing(training):
         updates = [training.balancer.update() for _ in range(4)]

@@ -57,9 +57,10 @@ def describe(config: Config, console: Console, whole_config: bool = False) -> No
         console.print("the mixture is static: no updates")
     else:
         pace = planned_pace(config, steps)
+        when = "at growing distances" if pace.at else f"one every {pace.every:,} steps"
         part = "" if pace.part is None else f", each of {pace.part[0]} language pairs and {pace.part[1]} dev sets"
         console.print(
-            f"{pace.updates:,.0f} updates, one every {pace.every:,} steps{part}: {pace.passes} passes over "
+            f"{pace.updates:,.0f} updates, {when}{part}: {pace.passes} passes over "
             f"{probe_shape(settings)[1]:,} tokens, {pace.share:.1%} of the tokens of training"
         )
     if whole_config:
