@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._base.state import check_keys
+from .._base.checks import check_names
+from .._base.state import check_keys, check_tensors, not_negative, restored, restored_part
 from ..gradients.vectors import Gradient, wide
 from ..probes.probe import Probe
 from ..probes.round import Round
@@ -114,12 +115,16 @@ class MovingAverage:
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Continues with the averages of a state. One that does not fit raises an error and changes nothing."""
-        check_keys("MovingAverage", state, "observed", "counts")
-        names, model = sorted(state["counts"]), self._model
+        where = "MovingAverage: the state"
+        check_keys(where, state, "observed", "counts")
+        counts = restored_part(f"{where}: 'counts'", self._names, state["counts"], 0)
+        not_negative(f"{where}: 'counts'", counts)
+        observed = restored(f"{where}: 'observed'", [], state["observed"])
+        check_names(f"{where}: 'observed'", counts, [*counts, *map(str, observed)])
+        names, model = sorted(counts), self._model
         params = list(zip(model.names, model.params, strict=True))
         shapes = {f"average.{place}.{name}": p.shape for place in range(len(names)) for name, p in params}
-        if {key: tensor.shape for key, tensor in tensors.items()} != shapes:
-            raise ValueError("Balancer: the averages of gradients in the state are of other parameters.")
+        check_tensors(f"{where}: 'tensors'", shapes, tensors)
         averages = {
             dataset: [
                 model.layout.local_slice(i, tensors[f"average.{place}.{name}"]).to(p.device, wide(p.dtype), copy=True)
@@ -127,7 +132,10 @@ class MovingAverage:
             ]
             for place, dataset in enumerate(names)
         }
-        self._averages, self._observed = averages, set(state["observed"])
+        for dataset, values in averages.items():
+            if not all(value.isfinite().all() for value in values):
+                raise ValueError(f"{where}: 'tensors': the average of {dataset!r} has values that are not finite.")
+        self._averages, self._observed = averages, set(observed)
         self._counts = {
-            name: torch.tensor(state["counts"][name], device=values[0].device) for name, values in averages.items()
+            name: torch.tensor(counts[name], device=values[0].device) for name, values in averages.items()
         }

@@ -13,10 +13,11 @@ late it comes. The prior is the relevance by names.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from .._base.state import Checks, not_negative
 from ..mixture.planned import OTHERS
 
 _PRIOR_UPDATES = 1.0  # updates without noise for which the prior counts
@@ -44,6 +45,8 @@ class RelevanceMemory:
 
     Public attributes are its state.
     """
+
+    CHECKS: ClassVar[Checks] = {"information": not_negative, "largest": not_negative}
 
     def __init__(self, names: Sequence[str], dev_names: Sequence[str], prior: Any) -> None:
         self._columns = {name: i for i, name in enumerate(names)}

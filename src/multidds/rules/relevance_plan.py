@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .._base.state import Checks, not_negative, sums_to_one
 from .._base.text import passes_text, short
 from ..mixture.planned import OTHERS, NamedRelevance, most_passes, planned
 from ..probes.probe import Probe
@@ -63,6 +64,13 @@ class RelevancePlan(Rule):
 
 class PlanState(State):
     """The evidence for one mixture, and the plan that follows from it."""
+
+    CHECKS: ClassVar[Checks] = {
+        **State.CHECKS,
+        "weights": sums_to_one,
+        "updates": not_negative,
+        "gap_passes": not_negative,
+    }
 
     def __init__(self, training: Training, repetition: float | None) -> None:
         self._names = sorted(training.prior)
@@ -126,9 +134,7 @@ class PlanState(State):
         """The passes after which a repeated example is worth 1/e of a new one: assumed, or measured so far."""
         if self._assumed is not None:
             return self._assumed
-        measured = np.maximum((self.gap_passes > 0).sum(axis=0), 1)
-        gaps, passes = (each.sum(axis=0) / measured for each in (self.gaps, self.gap_passes))
-        return repetition_of(np.maximum(gaps, 0.0), passes)
+        return repetition_of(np.maximum(self.gaps.sum(axis=0), 0.0), self.gap_passes.sum(axis=0))
 
     def _matrix(self, counted: Any) -> Any:
         relevance = np.maximum(self.memory.posterior()[0], 0.0) * self._scale
@@ -204,8 +210,8 @@ def _ratio_error(seen: Any, fresh: Any) -> float:
 def repetition_of(gaps: Any, passes: Any) -> Any:
     """Returns R of every dataset [n], the passes after which a repeated example is worth 1/e of a new one.
 
-    gaps: [n], the loss of the dev set of a dataset's name less that of its training probes, in nats.
-    passes: [n], at which the gaps were measured.
+    gaps: [n], the loss of the dev set of a dataset's name less that of its training probes, in nats; a sum over updates.
+    passes: [n], at which the gaps were measured; the sum over the same updates.
 
     The gap grows with the passes, and R passes make a gap of 0.2 nats. The prior is 0.2 nats at 15 passes (Muennighoff
     et al. 2023). Most of what one dataset shows is noise, and how fast a model memorises is mostly the model's. So

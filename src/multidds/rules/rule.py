@@ -30,7 +30,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
-from .._base.state import check_keys, plain, restored
+from .._base.state import Checks, check_keys, plain, restored, sums_to_one
 from ..probes.probe import Probe
 from ..probes.round import Round, Training
 from ..probes.table import Table
@@ -59,8 +59,12 @@ class State(ABC):
 
     Public attributes are the state: arrays, numbers, strings, dicts and objects of these are saved, checked and
     restored. The names of attributes that follow from `start` again begin with an underscore.
+
+    CHECKS: {attribute: function (where, value)}, which raises a ValueError if a saved value is impossible. Type, shape,
+        names and finiteness need none.
     """
 
+    CHECKS: ClassVar[Checks] = {"mixture": sums_to_one}
     mixture: dict[str, float]  # the probabilities now; before the first update, those at which training starts
 
     @abstractmethod

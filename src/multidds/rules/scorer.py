@@ -3,6 +3,7 @@
 P(i) = softmax(logits)_i. A step takes one reward per dataset.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._base.checks import check_names, check_whole
-from .._base.state import check_keys
+from .._base.state import check_keys, restored
 from ..probes.probe import NotFiniteError, Probe
 from ..probes.round import Round, Training
 from .moving_average import MovingAverage
@@ -139,7 +140,7 @@ class Logits(State):
         self.mixture = dict(zip(self._names, probabilities.tolist(), strict=True))
 
     def _step(self, reward: Tensor) -> Tensor:
-        before = self.state_dict()
+        before = self.values.clone(), copy.deepcopy(self._optimizer.state.get(self.values, {}))
         for _ in range(self._settings.inner_steps):
             p = self.values.softmax(0)
             if self._settings.rule == "sum":  # minus the gradient of sum_i R_i log P(i)
@@ -150,7 +151,7 @@ class Logits(State):
         self.values.grad = None
         p = self.values.softmax(0)
         if not p.isfinite().all():
-            self._load(before)
+            self._put(*before)
             raise NotFiniteError("the rewards give no finite probabilities")
         if self._settings.floor:
             p = raised_to(p, self._floor)
@@ -185,23 +186,35 @@ class Logits(State):
         own = type(self._optimizer).__name__
         if state["optimizer"] != own:
             raise ValueError(f"Scorer: the state is of the optimizer {state['optimizer']}, but this one has {own}.")
-        if len(state["logits"]) != len(self._names):
-            raise ValueError(f"Scorer: the state has {len(state['logits'])} logits, but there are {len(self._names)}.")
+        logits = restored("Scorer: the state: 'logits'", self.values.numpy(), state["logits"])
+        kept = self._restored_optimizer("Scorer: the state: 'state'", state["state"])
         if isinstance(self._reward, MovingAverage) != (state["averages"] is not None):
             raise ValueError("Balancer: the state was saved with another reward: only one keeps moving averages.")
         if isinstance(self._reward, MovingAverage):
             self._reward.load_state_dict(state["averages"], tensors)
-        self._load(state)
+        self._put(torch.from_numpy(logits), kept)
         self.mixture = self._softmax()
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        kept = {key: _tensor(value) if isinstance(value, Mapping) else value for key, value in state["state"].items()}
+    def _restored_optimizer(self, where: str, saved: Any) -> dict[str, Any]:
+        """Returns the saved state of the optimizer: none, or what it has after a step."""
+        check_keys(where, saved)
+        if not saved:
+            return {}
+        with torch.inference_mode(False):
+            trial = torch.zeros_like(self.values)
+            optimizer = self._settings.optimizer([trial], lr=self._settings.lr)
+            trial.grad = torch.zeros_like(trial)
+            optimizer.step()
+        check_keys(where, saved, *optimizer.state[trial])
+        return {key: _restored(f"{where}: {key!r}", optimizer.state[trial].get(key), saved[key]) for key in saved}
+
+    def _put(self, values: Tensor, kept: Mapping[str, Any]) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self.values.copy_(torch.tensor(state["logits"], dtype=torch.float64, device="cpu"))
+            self.values.copy_(values)
         # Not by the optimizer's own load_state_dict: it would cast every tensor to the type of the logits.
         self._optimizer.state.clear()
         if kept:
-            self._optimizer.state[self.values] = kept
+            self._optimizer.state[self.values] = dict(kept)
 
 
 def raised_to(p: Tensor, smallest: float) -> Tensor:
@@ -219,5 +232,12 @@ def _plain(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "values": tensor.tolist()}
 
 
-def _tensor(plain: Mapping[str, Any]) -> Tensor:
-    return torch.tensor(plain["values"], dtype=getattr(torch, plain["dtype"]), device="cpu")
+def _restored(where: str, present: Any, saved: Any) -> Any:
+    """Returns a value of an optimizer's state, which `_plain` has made plain."""
+    if not isinstance(present, Tensor):
+        return restored(where, present, saved)
+    check_keys(where, saved, "dtype", "values")
+    if saved["dtype"] != (dtype := _plain(present)["dtype"]):
+        raise ValueError(f"{where}: 'dtype' must be {dtype!r}, but it is {saved['dtype']!r}.")
+    values = restored(f"{where}: 'values'", present.double().numpy(), saved["values"])
+    return torch.from_numpy(values).to(present.dtype)
