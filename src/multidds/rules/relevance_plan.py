@@ -210,7 +210,7 @@ def _ratio_error(seen: Any, fresh: Any) -> float:
 def repetition_of(gaps: Any, passes: Any) -> Any:
     """Returns R of every dataset [n], the passes after which a repeated example is worth 1/e of a new one.
 
-    gaps: [n], the loss of the dev set of a dataset's name less that of its training probes: a sum over updates, in nats.
+    gaps: [n], the loss of the dev set of a dataset's name less that of its training probes, in nats; a sum.
     passes: [n], at which the gaps were measured; the sum over the same updates.
 
     The gap grows with the passes, and R passes make a gap of 0.2 nats. The prior is 0.2 nats at 15 passes (Muennighoff
