@@ -185,7 +185,7 @@ def test_states_of_other_rules_optimizers_and_numbers_of_datasets_are_refused():
     for other, message in (
         (OnLists(RelevancePlan(), [0.5, 0.5]), "'PlanState'.*'Logits'"),
         (scorer([0.5, 0.5], optimizer=torch.optim.Adam), "Adam.*SGD"),
-        (scorer([0.5, 0.25, 0.25]), "3 logits.* 2"),
+        (scorer([0.5, 0.25, 0.25]), "'logits'.*2.*3"),
         (OnLists(Scorer(MovingAverage()), [0.5, 0.5]), "another reward"),
     ):
         with pytest.raises(ValueError, match=message):

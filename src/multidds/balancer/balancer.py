@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .._base.removed import OF_BALANCER, removed
-from .._base.state import VERSION, check_keys, check_version, restored
+from .._base.state import VERSION, check_keys, check_version, not_negative, restored, sums_to_one
 from .._base.text import shares
 from ..history import Update, append_update, plot
 from ..mixture.limits import Limits
@@ -36,6 +36,13 @@ _AVERAGE = 40  # steps over which parameters are averaged for probes of the defa
 _MOST_PARTS = 4  # of a probe that are compared: each has a sketch of every gradient
 _ROUNDING = 1e-12  # total variation between two mixtures that count as one
 _NEVER = 2**62  # steps until the next update of a frozen balancer
+_CHECKS = {
+    "steps": not_negative,
+    "prior": sums_to_one,
+    "plan": sums_to_one,
+    "drawn": not_negative,
+    "drawn_steps": not_negative,
+}
 _log = logging.getLogger("multidds")
 
 
@@ -371,13 +378,15 @@ class Balancer:
         check_version("Balancer", state)
         own = self._counts()
         check_keys("Balancer", state, *own, "mixture", "rule", "averaged", "probe", "tensors")
-        counts = restored("Balancer: the state", own, {key: state[key] for key in own})
+        counts = restored("Balancer: the state", own, {key: state[key] for key in own}, _CHECKS)
+        for part in ("mixture", "rule", "probe", "tensors"):
+            check_keys(f"Balancer: the state: {part!r}", state[part])
         rule_state = self._rule.start(replace(self._training(), prior=counts["prior"]))
         tensors = {key: value for key, value in state["tensors"].items() if not key.startswith("averaged.")}
         rule_state.load_state_dict(state["rule"], tensors)
         copy.copy(self.mixture).load_state_dict(state["mixture"])
         averaged = copy.copy(self._probe.model.averaged)
-        if averaged is not None and len(tensors) < len(state["tensors"]):
+        if averaged is not None:
             averaged.load_state_dict(state["averaged"], state["tensors"])
         self._probe.load_state_dict(state["probe"])
         self.mixture.load_state_dict(state["mixture"])

@@ -14,13 +14,12 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from .._base.checks import check_names, listed
-from .._base.state import VERSION, check_keys, check_sizes, check_version
+from .._base.state import SUM_TOLERANCE, VERSION, check_keys, check_sizes, check_version, restored
 from .._base.text import shares
 
 if TYPE_CHECKING:
     from .mixture_table import MixtureTable
 
-_SUM_TOLERANCE = 1e-6  # |sum - 1| <= 1e-6: float32 probabilities of 10,000 datasets pass
 _UNSCALED = 1e-9  # |sum - 1| <= 1e-9: kept bit for bit, so that a copy of a mixture equals it
 
 
@@ -260,10 +259,11 @@ class Mixture:
         """Takes over the probabilities of a state; other names, or other sizes if both are known, are an error."""
         check_version("Mixture", state)
         check_keys("Mixture", state, "probabilities", "sizes")
-        check_names("Mixture: state", self._names, state["probabilities"])
+        probabilities = restored("Mixture: the state: 'probabilities'", self.probabilities, state["probabilities"])
         if self._sizes is not None and state["sizes"] is not None:
+            check_keys("Mixture: the state: 'sizes'", state["sizes"])
             check_sizes("Mixture", self._sizes, state["sizes"])
-        self.move(state["probabilities"])
+        self.move(probabilities)
 
     def _set(self, probabilities: Mapping[str, float]) -> None:
         probabilities = {name: _number("Mixture: probabilities", name, p) for name, p in probabilities.items()}
@@ -272,7 +272,7 @@ class Mixture:
                 what = "must not be NaN" if math.isnan(p) else "must not be negative"
                 raise ValueError(f"Mixture: probabilities {what}, but {name!r} is {p}.")
         total = sum(probabilities.values())
-        if not abs(total - 1) <= _SUM_TOLERANCE:
+        if not abs(total - 1) <= SUM_TOLERANCE:
             raise ValueError(
                 f"Mixture: probabilities must sum to 1, but they sum to {total:g}. "
                 "Divide weights of another scale by their sum."

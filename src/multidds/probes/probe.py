@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._base.checks import check_names
-from .._base.state import check_keys
+from .._base.state import check_keys, not_negative, restored, restored_part
 from ..gradients.sketch import Sketcher
 from ..gradients.vectors import Gradient, added, wide
 from ..gradients.work_split import gathered_sketches, owners_of, summed
@@ -525,35 +525,46 @@ class Probe:
         """
         keys = ("seed", "rounds", "given_priority", "priority", "dev_losses", "last_losses", "sources")
         check_keys(self._owner, state, *keys)
-        priority = self._priority
-        if state["given_priority"] != self._given_priority:
-            was, now = (each or "a function" for each in (state["given_priority"], self._given_priority))
-            _log.warning("%s: The priority is %s now; it was %s when the state was saved.", self._owner, now, was)
-        elif state["priority"] is not None:
-            priority = state["priority"]
-        elif not callable(priority):
+        where, names = f"{self._owner}: the state", self.names("dev")
+        counts = {key: restored(f"{where}: {key!r}", 0, state[key]) for key in ("seed", "rounds")}
+        not_negative(f"{where}: 'rounds'", counts["rounds"])
+        last_losses = restored_part(f"{where}: 'last_losses'", names, state["last_losses"], 0.0)
+        dev_losses = state["dev_losses"]
+        if dev_losses is not None:
+            dev_losses = restored(f"{where}: 'dev_losses'", dict.fromkeys(names, 0.0), dev_losses)
+        given, priority = (self._checked_priority(where, key, state[key]) for key in ("given_priority", "priority"))
+        is_new = given != self._given_priority
+        if not is_new and priority is None and not callable(self._priority):
             raise ValueError(f"{self._owner}: the priority of the state was a function; assign it again.")
-        if state["seed"] != self.model.seed:
-            _log.warning(
-                "%s: The seed stays %s, that of the state, not %s.", self._owner, state["seed"], self.model.seed
-            )
-        priorities.check(priority, self.names("dev"))
-        before = self._dev_losses
-        self.dev_losses = state["dev_losses"]  # checks names and values
-        try:
-            opened = self._loaded_sources(state["sources"], state["seed"])
-        except BaseException:
-            self._dev_losses = before
-            raise
-        self.priority, self._opened = priority, opened
-        self._last_losses = dict(state["last_losses"])
-        self.model.seed, self.rounds = state["seed"], int(state["rounds"])
+        if is_new or priority is None:
+            priority = self._priority
+        self._opened = self._loaded_sources(f"{where}: 'sources'", state["sources"], counts["seed"])
+        if is_new:
+            was, now = (each or "a function" for each in (given, self._given_priority))
+            _log.warning("%s: The priority is %s now; it was %s when the state was saved.", self._owner, now, was)
+        if (seed := counts["seed"]) != self.model.seed:
+            _log.warning("%s: The seed stays %s, that of the state, not %s.", self._owner, seed, self.model.seed)
+        self.priority, self._dev_losses, self._last_losses = priority, dev_losses, last_losses
+        self.model.seed, self.rounds = counts["seed"], counts["rounds"]
 
-    def _loaded_sources(self, state: Mapping[str, Any], seed: int) -> dict[str, dict[str, Source]]:
-        check_keys(self._owner, state, *self._given)
+    def _checked_priority(self, where: str, key: str, saved: Any) -> Any:
+        if saved is not None:
+            if not isinstance(saved, str | Mapping):
+                raise ValueError(f"{where}: {key!r} must be a name or weights, but it is {saved!r}.")
+            try:
+                priorities.check(saved, self.names("dev"))
+            except ValueError as error:
+                raise ValueError(f"{where}: {key!r}: {error}") from None
+        return saved
+
+    def _loaded_sources(self, where: str, state: Any, seed: int) -> dict[str, dict[str, Source]]:
+        check_keys(where, state, *self._given)
         opened = self._open(seed)
         for role, by_name in opened.items():
-            check_names(f"{self._owner}: state", by_name, state[role])
+            check_keys(f"{where}: {role!r}", state[role])
+            check_names(f"{where}: {role!r}", by_name, state[role])
+            for name, source in by_name.items():
+                source.check_state(state[role][name])
         # Objects that keep their own place come last: they are the user's, and an error must leave them as they were.
         keys = [(role, name) for role, by_name in opened.items() for name in by_name]
         for role, name in sorted(keys, key=lambda key: hasattr(self._given[key[0]][key[1]], "load_state_dict")):

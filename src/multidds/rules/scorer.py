@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._base.checks import check_names, check_whole
-from .._base.state import check_keys, restored
+from .._base.state import check_keys, not_negative, restored
 from ..probes.probe import NotFiniteError, Probe
 from ..probes.round import Round, Training
 from .moving_average import MovingAverage
@@ -205,8 +205,15 @@ class Logits(State):
             optimizer = self._settings.optimizer([trial], lr=self._settings.lr)
             trial.grad = torch.zeros_like(trial)
             optimizer.step()
-        check_keys(where, saved, *optimizer.state[trial])
-        return {key: _restored(f"{where}: {key!r}", optimizer.state[trial].get(key), saved[key]) for key in saved}
+            present = optimizer.state[trial]
+            check_names(where, present, saved)
+            kept = {key: _restored(f"{where}: {key!r}", each, saved[key]) for key, each in present.items()}
+            not_negative(f"{where}: 'step'", float(kept.get("step", 0)))
+            optimizer.state[trial] = copy.deepcopy(kept)
+            optimizer.step()
+        if not trial.isfinite().all():
+            raise ValueError(f"{where}: its next step would not be finite.")
+        return kept
 
     def _put(self, values: Tensor, kept: Mapping[str, Any]) -> None:
         with torch.inference_mode(False), torch.no_grad():

@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from .._base.checks import check_whole
 from .._base.randomness import Permutation, derive, isolated
-from .._base.state import check_keys
+from .._base.state import check_keys, not_negative, restored
 
 Part: TypeAlias = tuple[int, int, int]  # (part of a round, number of parts, place of a batch in its part)
 SINGLE = "dev"  # the name of a dev set that was given without one
+_PLACE = {"pass": 0, "place": 0}  # of a loop, at its beginning
+_CHECKS = dict.fromkeys(_PLACE, not_negative)
 _log = logging.getLogger("multidds")
 
 
@@ -46,6 +48,9 @@ class Source(Protocol):
         """Goes past the next batch, which another rank takes."""
 
     def state_dict(self) -> dict[str, Any]: ...
+
+    def check_state(self, state: Any) -> None:
+        """Raises a ValueError if a state cannot be one of this source."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -202,6 +207,9 @@ class _Function:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
+    def check_state(self, state: Any) -> None:
+        pass
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
 
@@ -295,16 +303,20 @@ class _Loop:
             raise ValueError(sentence)
         return {"pass": self._pass, "place": self._place}
 
+    def check_state(self, state: Any) -> None:
+        check_keys(self._label, state, *_PLACE)
+        restored(f"{self._label}: the state", _PLACE, {key: state[key] for key in _PLACE}, _CHECKS)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self._label, state, "pass", "place")
+        self.check_state(state)
         self._iterator, self._pass, self._place = None, state["pass"], 0
         while self._place < state["place"]:
             try:
                 self._next()
             except StopIteration:
                 raise ValueError(
-                    f"{self._label}: the state is {state['place']} batches into a pass, but a pass has "
-                    f"{self._place}: this is other data."
+                    f"{self._label}: the state has 'place' {state['place']}, but a pass has {self._place} batches: "
+                    "this is other data."
                 ) from None
             self._place += 1
 
@@ -334,7 +346,8 @@ class _Stateful(_Loop):
         return {"pass": self._pass, "place": self._place, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_keys(self._label, state, "pass", "place", "own")
+        check_keys(self._label, state, "own")
+        self.check_state(state)
         self._iterator, self._pass, self._place = None, state["pass"], state["place"]
         self._loaded = state["own"]
         own = self.first if self._loaded is None else self._loaded
