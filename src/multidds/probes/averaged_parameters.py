@@ -5,13 +5,17 @@ moments ten steps apart correlate between -0.91 and 0.86, at parameters averaged
 It takes one more parameter-sized vector, and well under 1% of a step.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from .._base.state import check_tensors, not_negative, restored
 from ..gradients.vectors import Whole, wide
+
+_log = logging.getLogger("multidds")
 
 
 class AveragedParameters:
@@ -20,6 +24,8 @@ class AveragedParameters:
     params, names: the parameters.
     layout: where their elements are; of shards, shards are averaged.
     steps: their mean age.
+
+    It begins with the first step that is added: weights that are loaded into the model before it count.
     """
 
     def __init__(self, params: Sequence[Tensor], names: Sequence[str], layout: Whole, steps: int) -> None:
@@ -29,7 +35,7 @@ class AveragedParameters:
         self._steps = steps
         self._updates = 0
         self._last = 0  # the step that was added last
-        self._averages = [p.detach().to(wide(p.dtype), copy=True) for p in self._local()]
+        self._averages: list[Tensor] = []  # empty before the first step
 
     def _local(self) -> list[Tensor]:
         """Returns what this rank holds of the parameters."""
@@ -42,19 +48,32 @@ class AveragedParameters:
             return
         self._updates += 1
         self._last = step
-        share = max(1 / self._steps, 1 / (self._updates + 1))
+        if not self._averages:
+            self._averages = [p.to(wide(p.dtype), copy=True) for p in self._local()]
+            return
+        share = max(1 / self._steps, 1 / self._updates)
         current = [
             p if p.dtype == a.dtype else p.to(a.dtype) for p, a in zip(self._local(), self._averages, strict=True)
         ]
         torch._foreach_lerp_(self._averages, current, share)
 
+    def forget_not_finite(self) -> None:
+        """Begins anew, with the next step, if an element of the averages is inf or NaN; all ranks call it together."""
+        if not self._averages:
+            return
+        finite = torch.stack([average.isfinite().all() for average in self._averages])
+        if self._layout.total((~finite).sum()):
+            _log.warning("Balancer: the averaged parameters were inf or NaN, so their average begins anew.")
+            self._averages, self._updates = [], 0
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Puts the averages in the place of the parameters; afterwards those are what they were, bit for bit."""
+        self.forget_not_finite()
         here = self._local()
         saved = [p.clone() for p in here]
         try:
-            for p, average in zip(here, self._averages, strict=True):
+            for p, average in zip(here, self._averages or here, strict=True):
                 p.copy_(average)
             torch.clear_autocast_cache()
             yield
@@ -66,20 +85,32 @@ class AveragedParameters:
     def tensors(self) -> dict[str, Tensor]:
         """Returns {"averaged.PARAMETER": copy}; of a sharded model, shards."""
         return {
-            f"averaged.{name}": self._layout.as_dtensor(i, average.clone())
-            for i, (name, average) in enumerate(zip(self._names, self._averages, strict=True))
+            f"averaged.{self._names[i]}": self._layout.as_dtensor(i, average.clone())
+            for i, average in enumerate(self._averages)
         }
 
     def state_dict(self) -> dict[str, int]:
-        """Returns plain values; `tensors` has the rest."""
+        """Returns plain values; `tensors` has the rest. Averages that are not finite are forgotten before."""
+        if not self._layout.sharded:  # those of shards are, at the next update: one rank alone may save
+            self.forget_not_finite()
         return {"updates": self._updates, "last": self._last}
 
-    def load_state_dict(self, state: Mapping[str, int], tensors: Mapping[str, Tensor]) -> None:
-        """Continues from the averages of a state; other parameters are an error that changes nothing."""
+    def load_state_dict(self, state: Mapping[str, int] | None, tensors: Mapping[str, Tensor]) -> None:
+        """Continues from the averages of a state. One that does not fit raises an error and changes nothing.
+
+        state: None: the average begins anew.
+        """
+        where = "Balancer: the state: 'averaged'"
+        counts = {"updates": 0, "last": 0}
+        if state is not None:
+            counts = restored(where, counts, state, dict.fromkeys(counts, not_negative))
+        keys = [f"averaged.{name}" for name in self._names]
+        if not counts["updates"] and any(key in tensors for key in keys):
+            raise ValueError(f"{where}: 'updates' must be above 0, because there are averages in 'tensors'.")
         averages = []
-        for i, (name, p) in enumerate(zip(self._names, self._params, strict=True)):
-            tensor = tensors.get(f"averaged.{name}")
-            if tensor is None or tensor.shape != p.shape:
-                raise ValueError(f"Balancer: the averaged parameters of the state are others: {name!r} does not fit.")
-            averages.append(self._layout.local_slice(i, tensor).to(p.device, wide(p.dtype), copy=True))
-        self._averages, self._updates, self._last = averages, int(state["updates"]), int(state["last"])
+        if counts["updates"]:
+            shapes = {key: p.shape for key, p in zip(keys, self._params, strict=True)}
+            check_tensors("Balancer: the state: 'tensors'", shapes, tensors)
+            for i, (key, p) in enumerate(zip(keys, self._params, strict=True)):
+                averages.append(self._layout.local_slice(i, tensors[key]).to(p.device, wide(p.dtype), copy=True))
+        self._averages, self._updates, self._last = averages, counts["updates"], counts["last"]
