@@ -19,6 +19,8 @@ from readme_picture import FONTS, INKS
 from results_file import read_runs
 from study import FIXED, SETTINGS, Setting, markdown, read
 
+from multidds import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "experiments" / name) for name in ("dirty", "paper")]
 
@@ -29,28 +31,34 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 BEGIN, END = "<!-- made by experiments/study/results.py -->\n", "<!-- end -->"
 
 
+PAPER = "multidds-s"
+
+
 def row(setting: Setting) -> list[str]:
-    """Returns the cells of a setting, over the seeds that the default and its rival have."""
+    """Returns the cells of a setting, over the seeds that the default and its rival have; the best but by hand bold."""
     ours, rival, by_hand = setting.default, setting.rival, setting.by_hand
-    change, low, high, seeds = setting.difference(ours, rival)
+    gain, low, high, seeds = setting.gain(ours, rival)
     common = setting.common([ours, rival])
-    unit = "" if setting.measure == "bleu" else "%"
+    unit = " BLEU" if setting.measure == "bleu" else "%"
     around = "" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})"
-    closed = setting.gap_closed()
-    of_fewer = "" if len(setting.fixed) == len(FIXED) else f", of {len(setting.fixed)}"
+    means = {method: setting.mean(method, "test", common) for method in (rival, ours)}
+    if PAPER in setting.runs:
+        means[PAPER] = setting.mean(PAPER, "test")
+    best = max(means, key=lambda method: setting.sign * means[method])
+    shown = {m: f"**{setting.shown(v)}**" if m == best else setting.shown(v) for m, v in means.items()}
     return [
         SETTINGS[setting.name],
-        f"{setting.shown(setting.mean(rival, 'test', common))} ({setting.named(rival)}{of_fewer})",
-        f"**{setting.shown(setting.mean(ours, 'test', common))}**",
-        f"{change:+.1f}{unit}{around}",
-        setting.shown(setting.mean(by_hand, "test")) if by_hand else "-",
-        "-" if closed is None else "none" if closed <= 0 else "all" if closed >= 1 else f"{closed:.0%}",
+        f"{shown[rival]} ({setting.named(rival)})",
+        shown.get(PAPER, "not run"),
+        shown[ours],
+        f"{gain:+.1f}{unit}{around}",
+        setting.shown(setting.mean(by_hand, "test")) if by_hand else "none made",
         str(seeds),
     ]
 
 
 def summary(settings: Sequence[Setting]) -> str:
-    head = ["setting", "best fixed mixture", "learned", "difference", "by hand", "gap closed", "seeds"]
+    head = ["setting", "best fixed mixture", "MultiDDS-S", "learned", "gain", "by hand", "seeds"]
     return markdown(head, map(row, settings))
 
 
@@ -72,8 +80,8 @@ def levels(settings: Sequence[Setting]) -> str:
         [
             "**2. Learn**: a `Balancer`, for goals and for data of unknown worth",
             "2% of a long training, up to 15% of a short one",
-            f"average regret {said['learned']}; in rows with a mixture by hand, {median(ahead):.0f}% *ahead* of the "
-            "best fixed mixture (median)",
+            f"average regret {said['learned']}; where data is broken or one goal counts, {median(ahead):.0f}% ahead of "
+            "the best fixed mixture (median)",
         ],
         [
             "**3. Single examples**: [dirty data](docs/dirty-data.md)",
@@ -94,6 +102,9 @@ def table(setting: Setting) -> str:
         scores = [setting.score(method, seed, "test") for seed in runs]
         spread = f" ({setting.shown(min(scores))} to {setting.shown(max(scores))})" if len(scores) > 1 else ""
         name = f"**{setting.named(method)}**" if method == setting.default else setting.named(method)
+        versions = {run["versions"]["multidds"] for run in runs.values()}
+        if method in ("learned", "shuffled") and versions != {__version__}:
+            name += f" ({', '.join(sorted(versions))})"
         test = setting.shown(fmean(scores)) + spread
         last = f"{cost:.0f}%" if cost >= 0.5 else "-"
         rows.append([name, str(len(runs)), setting.shown(setting.mean(method, "dev")), test, last])
@@ -103,7 +114,7 @@ def table(setting: Setting) -> str:
 
 def regrets(settings: Sequence[Setting]) -> dict[str, list[float]]:
     """Returns {mixture: [its regret in each setting: per cent of the test score behind the best of those that ran]}."""
-    methods = {method: method for method in (*FIXED, "planned")}
+    methods = {method: method for method in (*FIXED, "planned", PAPER)}
     found: dict[str, list[float]] = {method: [] for method in (*methods, "learned")}
     for setting in settings:
         own = {name: one for name, one in (methods | {"learned": setting.default}).items() if one in setting.runs}
@@ -150,24 +161,32 @@ def repetition(settings: Sequence[Setting], variants: Mapping[str, Setting]) -> 
 
 
 def picture(settings: Sequence[Setting], ink: str) -> str:
-    """Returns the gap closed in each setting that has a better mixture by hand, as SVG."""
-    closed_gaps = {one.name: one.gap_closed() for one in settings}
-    rows = [(SETTINGS[name], 100 * closed) for name, closed in closed_gaps.items() if closed is not None]
+    """Returns the gain of the default over the best fixed mixture in each setting, in per cent with its interval."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "multidds", "text.color": ink}):
-        figure = Figure(figsize=(7.4, 0.9 + 0.34 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(8.4, 1.1 + 0.36 * len(settings)), layout="constrained")
         figure.patch.set_alpha(1.0 if ink == INKS["light"] else 0.0)  # docs/results.md shows the light one on any page
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
-        places = range(len(rows), 0, -1)
-        axes.barh(places, [closed for _, closed in rows], color="#4c8bf5", height=0.6)
-        for place, (_, closed) in zip(places, rows, strict=True):
-            axes.text(max(closed, 0) + 1.5, place, f"{closed:.0f}%", va="center", fontsize=9, color=ink)
-        axes.set_yticks(list(places), [words for words, _ in rows], fontsize=9, color=ink)
-        for place, line in ((0, "-"), (100, ":")):
-            axes.axvline(place, color=ink, linewidth=0.8, linestyle=line)
-        axes.set_xlim(min(0.0, *(closed for _, closed in rows)), max(115.0, *(closed + 12 for _, closed in rows)))
-        axes.set_xticks([0, 100], ["best fixed mixture", "best by hand"], fontsize=9, color=ink)
-        axes.tick_params(length=0)
+        places = list(range(len(settings), 0, -1))
+        axes.axvline(0, color=ink, linewidth=0.8)
+        for place, setting in zip(places, settings, strict=True):
+            common = setting.common([setting.default, setting.rival])
+            scale = 100 / setting.mean(setting.rival, "test", common) if setting.measure == "bleu" else 1.0
+            gain, low, high = (scale * value for value in setting.gain(setting.default, setting.rival)[:3])
+            if not math.isnan(low):
+                axes.plot([low, high], [place, place], color="#4c8bf5", linewidth=2.5, alpha=0.45)
+            axes.plot(gain, place, "o", color="#4c8bf5", markersize=7)
+            axes.annotate(
+                f"{gain:+.1f}%", (gain, place), (0, 6), textcoords="offset points", ha="center", fontsize=8, color=ink
+            )
+            if setting.by_hand is not None:
+                known = setting.gain(setting.by_hand, setting.rival)[0] * scale
+                axes.plot(known, place, "D", color="none", markeredgecolor=ink, markersize=6)
+        axes.set_yticks(places, [SETTINGS[setting.name] for setting in settings], fontsize=9, color=ink)
+        axes.set_xlabel("gain over the best fixed mixture, % of its test score (◇ by hand)", fontsize=9, color=ink)
+        axes.set_ylim(0.4, len(settings) + 0.8)
+        axes.tick_params(axis="x", labelsize=9, colors=ink)
+        axes.tick_params(axis="y", length=0)
         for side in axes.spines.values():
             side.set_visible(False)
         file = io.StringIO()

@@ -129,28 +129,20 @@ class Setting:
         best = max(self.sign * self.mean(one, "test") for one in others)
         return 100 * (best - self.sign * self.mean(method, "test")) / abs(best)
 
-    def difference(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
-        """Returns (difference, its 95% interval, seeds): BLEU points, or per cent of the other's score."""
+    def gain(self, ours: str, theirs: str) -> tuple[float, float, float, int]:
+        """Returns (gain, its 95% interval, seeds): BLEU points, or per cent of the other's score; above 0 is better."""
         seeds = self.common([ours, theirs])
         pairs = [(self.score(ours, seed, "test"), self.score(theirs, seed, "test")) for seed in seeds]
-        found = fmean(a - b for a, b in pairs)
+        gains = [self.sign * (a - b) for a, b in pairs]
         if self.measure == "bleu":
             goal = GOALS.get(self.name)
             texts = [
                 [{n: s for n, s in self.runs[m][seed]["sentences"].items() if goal in (None, n)} for seed in seeds]
                 for m in (ours, theirs)
             ]
-            return found, *interval(*texts), len(seeds)
-        scale, around = 100 / fmean(b for _, b in pairs), student([a - b for a, b in pairs])
-        return found * scale, (found - around) * scale, (found + around) * scale, len(seeds)
-
-    def gap_closed(self) -> float | None:
-        """Returns how far the default is from the best fixed mixture to a better one by hand; None if there is none."""
-        if self.by_hand is None:
-            return None
-        seeds = self.common([self.default, self.rival, self.by_hand])
-        ours, fixed, known = (self.mean(m, "test", seeds) for m in (self.default, self.rival, self.by_hand))
-        return (ours - fixed) / (known - fixed) if self.sign * (known - fixed) > 0 else None
+            return fmean(gains), *interval(*texts), len(seeds)
+        scale, around = 100 / fmean(b for _, b in pairs), student(gains)
+        return fmean(gains) * scale, (fmean(gains) - around) * scale, (fmean(gains) + around) * scale, len(seeds)
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
