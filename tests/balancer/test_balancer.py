@@ -500,3 +500,45 @@ def test_the_history_is_bounded_and_feeds_a_replay():
     for _ in range(240):
         replay.step()
     assert mixture.probabilities == balancer.mixture.probabilities
+
+
+@pytest.mark.parametrize(
+    "rule", [RelevancePlan(), Scorer(), Scorer(Cosine()), Scorer(Cosine(ahead=0.1)), Scorer(MovingAverage())]
+)
+def test_sparse_gradients_move_a_mixture_as_dense_ones_do(rule):
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Embedding(10, 3, sparse=sparse).double()
+        ids = {name: [torch.tensor([i, 2 * i, 5]), torch.tensor([i, 7])] for i, name in enumerate(NAMES)}
+        balancer = balancer_of(model, ids, ids, compute=lambda model, batch: model(batch).square().mean(), rule=rule)
+        found.append([balancer.step().mixture for _ in range(3)])
+    assert_equal(found[1], found[0], 1e-12)
+
+
+def test_complex_parameters_are_refused_by_name():
+    class Rotated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+            self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex128))
+
+        def forward(self, x):
+            return (self.inner(x) * self.phase).real
+
+    model = Rotated()
+    with pytest.raises(ValueError, match="'phase'.*complex"):
+        balancer_of(model)
+    assert balancer_of(model, probes=Probes(params=list(model.inner.parameters()))).step().skipped is None
+
+
+@pytest.mark.parametrize("rule", [RelevancePlan(), Scorer(table=16), Scorer(MovingAverage())])
+def test_a_compiled_model_and_its_plain_twin_have_one_state(rule):
+    plain, compiled = mlp(), mlp()
+    compiled[0] = torch.compile(compiled[0], backend="eager")
+    one, other = balancer_of(plain, rule=rule), balancer_of(torch.compile(compiled, backend="eager"), rule=rule)
+    for balancer in (one, other):
+        balancer.step()
+    assert_equal(other.state_dict(), one.state_dict())
+    other.load_state_dict(one.state_dict())
+    assert_equal(other.step().mixture, one.step().mixture)

@@ -48,6 +48,8 @@ def unwrapped(model: nn.Module, owner: str) -> tuple[nn.Module, Any]:
 def layout_of(model: nn.Module, params: Sequence[Tensor], names: Sequence[str], owner: str) -> tuple[Whole, Any]:
     """Returns (the layout of gradients, the process group of a sharded model)."""
     for p, name in zip(params, names, strict=True):
+        is_complex = f"the parameter {name!r} is complex; leave it out of Probes(params=...)."
+        refuse(owner, [(p.is_complex(), is_complex)])
         held = f"DeepSpeed holds the parameter {name!r}, which is not supported; {_REPLAY}"
         refuse(owner, [(hasattr(p, "ds_id"), held)])
     sharded = [_is_sharded(p) for p in params]
@@ -85,10 +87,13 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Returns {name: parameter} as the optimizer has them: shards, even if a forward pass has left them gathered."""
+    """Returns {name: parameter} as the optimizer has them: shards, even if a forward pass has left them gathered.
+
+    The names in a compiled model are those in the plain one.
+    """
     params = [param for module in fsdp_modules(model) for group in _groups(module) for param in group.fsdp_params]
     shards = {id(getattr(param, "_unsharded_param", None)): param.sharded_param for param in params}
-    return {name: shards.get(id(p), p) for name, p in model.named_parameters()}
+    return {name.replace("_orig_mod.", ""): shards.get(id(p), p) for name, p in model.named_parameters()}
 
 
 def resharded(model: nn.Module) -> None:

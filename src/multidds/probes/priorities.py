@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Real
 from typing import TypeAlias
 
 Priority: TypeAlias = str | Mapping[str, float] | Callable[[dict[str, float]], Mapping[str, float]]
@@ -72,7 +71,7 @@ def _normalised(weights: Mapping[str, float], names: tuple[str, ...]) -> dict[st
     for name, weight in weights.items():
         if name not in known:
             raise ValueError(f"priority: there is no dev set {name!r}; there are {', '.join(map(repr, names))}.")
-        if not (isinstance(weight, Real) and 0 <= weight < _MOST):
+        if not (hasattr(weight, "__float__") and 0 <= weight < _MOST):
             raise ValueError(f"priority: weights must be numbers from 0 to below 1e100, but {name!r} is {weight!r}.")
     total = math.fsum(weights.values())
     if total == 0:

@@ -136,6 +136,4 @@ class MovingAverage:
             if not all(value.isfinite().all() for value in values):
                 raise ValueError(f"{where}: 'tensors': the average of {dataset!r} has values that are not finite.")
         self._averages, self._observed = averages, set(observed)
-        self._counts = {
-            name: torch.tensor(counts[name], device=values[0].device) for name, values in averages.items()
-        }
+        self._counts = {name: torch.tensor(counts[name], device=values[0].device) for name, values in averages.items()}
