@@ -87,6 +87,7 @@ class Config:
     average: float = 0.98  # decay of the averaged weights, which are the ones that are scored
     updates: int = 20
     probe: int = 8  # windows of a probe batch; the default has two of each set
+    at_most: float = 0.15  # share of the training that probes of learned-in-budget may take
     curve: int = 4  # points
 
 
@@ -204,7 +205,7 @@ def balancer(config: Config, mixture: Mixture, model: nn.Module, corpus: Corpus)
         loss,
         train={name: batches_of(probed[name], probe) for name in corpus.train},
         dev={name: batches_of(windows, probe) for name, windows in corpus.dev.items()},
-        every=Budget() if in_budget else max(1, config.steps // config.updates),
+        every=Budget(at_most=config.at_most) if in_budget else max(1, config.steps // config.updates),
         steps=config.steps,
         examples_per_step=config.batch,
         rule=rule,
@@ -334,6 +335,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, help="instead of the regime's own number")
+    parser.add_argument("--at-most", type=float, default=Config.at_most, help="share of the training for probes")
     parser.add_argument("--lr", type=float, default=Config.lr)
     parser.add_argument("--dropout", type=float, default=Config.dropout)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and little text, to check that it runs")
@@ -346,6 +348,8 @@ def main(arguments: list[str]) -> None:
             for method in given.method:
                 steps = given.steps or STEPS[regime]
                 name = method if steps == STEPS[regime] else f"{method}-{steps}-steps"
+                if given.at_most != Config.at_most:
+                    name += f"-at-{given.at_most:g}"
                 if (regime, name, seed) in there or (
                     method in HAND and HAND.index(method) >= len(BY_HAND.get(regime, []))
                 ):
@@ -354,7 +358,7 @@ def main(arguments: list[str]) -> None:
                     sizes = REGIMES[regime]
                     corpus = read_corpus(dict.fromkeys(sizes, 9), 2, 3) if given.tiny else read_corpus(sizes)
                     corpus = with_goal(corpus, regime)
-                config = Config(regime, method, seed, steps, given.lr, dropout=given.dropout)
+                config = Config(regime, method, seed, steps, given.lr, dropout=given.dropout, at_most=given.at_most)
                 if given.tiny:
                     config = replace(config, **TINY)
                 add_run(given.results, (regime, name, seed), run(config, corpus))

@@ -145,6 +145,19 @@ def more_steps(settings: Sequence[Setting], variants: Mapping[str, Setting]) -> 
     return markdown(head, rows)
 
 
+def costs(settings: Sequence[Setting], variants: Mapping[str, Setting]) -> str:
+    """Returns the test score of the default by the share of the training that probes may take, seeds 1 and 2."""
+    shares = ("0.05", "0.075", "0.1")
+    rows = []
+    for setting in settings:
+        other = variants.get(setting.name)
+        named = [f"{setting.default}-at-{share}" for share in shares]
+        if other is not None and all(name in other.runs for name in named):
+            values = [other.mean(name, "test") for name in named] + [setting.mean(setting.default, "test", [1, 2])]
+            rows.append([SETTINGS[setting.name], *(f"{value:.3f}" for value in values)])
+    return markdown(["setting, test loss", *(f"{float(share):.1%}" for share in shares), "15%"], rows)
+
+
 def repetition(settings: Sequence[Setting], variants: Mapping[str, Setting]) -> str:
     """Returns the learned mixture by the repetition that it assumes, seed 1."""
     rows = []
@@ -202,6 +215,7 @@ def page(settings: Sequence[Setting], variants: Mapping[str, Setting], paper: Ma
         "summary": summary(settings),
         "regrets": regret_table(settings),
         "repetition": repetition(settings, variants),
+        "costs": costs(settings, variants),
         "more-steps": more_steps(settings, variants),
         "all": "\n".join(map(table, settings)).rstrip(),
         **paper_scale.parts(paper),

@@ -39,7 +39,7 @@ NAMES = {  # of methods, if they are not their own
     "planned": "plan",
 }
 # Mixtures of the study with one setting changed. They have tables of their own and are not compared with the others.
-VARIANT = re.compile(r"repetition-\d+|.+-\d+-steps")
+VARIANT = re.compile(r"repetition-\d+|.+-\d+-steps|.+-at-[\d.]+")
 # Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
 _STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
 

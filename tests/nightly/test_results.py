@@ -43,7 +43,7 @@ def runs():
     """{setting: {method: {seed: (dev score, test score)}}}, by a reading of its own."""
     found = defaultdict(lambda: defaultdict(dict))
     for run in map(json.loads, LINES["study"]):
-        if "repetition" not in run["method"] and not run["method"].endswith("-904-steps"):
+        if "repetition" not in run["method"] and not re.search("-904-steps|-at-", run["method"]):
             goal = {"goal-into-english": "bel-eng", "goal-out-of-english": "eng-bel"}.get(run["setting"])
             scores = tuple(score(run, part, goal) for part in ("dev", "test"))
             found[run["setting"]][run["method"]][run["seed"]] = scores
