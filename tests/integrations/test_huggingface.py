@@ -17,6 +17,7 @@ import torch.distributed as dist
 from assertions import assert_equal, assert_ranks_equal_one_process
 from datasets import DatasetDict
 from odd_names import NAMES
+from safetensors.torch import save
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
@@ -813,6 +814,95 @@ def test_averages_resume_exactly_and_begin_anew_if_their_file_is_gone(what, tmp_
         assert "anew" in caplog.text
         assert mixtures(resumed)[6] == mixtures(whole)[6]
         assert again.balancer.history[-1].rewards != callback.balancer.history[-1].rewards
+
+
+@pytest.mark.claim(
+    "Hugging Face Trainer", "averages are read from the folder that is resumed, whatever its name or place"
+)
+@pytest.mark.parametrize("how", ["moved", "elsewhere", "linked", "relative"])
+def test_averages_are_read_from_the_folder_that_is_resumed(how, tmp_path, monkeypatch, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 8, "max_steps": 14}
+    made = partial(trainer_of, every=6, settings=settings, **AVERAGES["parameters"])
+    whole, callback = made(tmp_path / "first")
+    whole.train()
+    checkpoint, folder, output = tmp_path / "first" / "checkpoint-8", tmp_path / "best", tmp_path / "first"
+    if how == "linked":
+        folder.symlink_to(checkpoint, target_is_directory=True)
+    else:
+        checkpoint.rename(folder)
+    if how == "elsewhere":
+        output = tmp_path / "second"
+        (tmp_path / "first").rename(tmp_path / "gone")
+    monkeypatch.chdir(tmp_path)
+    resumed, again = made(output)
+    resumed.train(resume_from_checkpoint="best" if how == "relative" else str(folder))
+    assert mixtures(resumed) == mixtures(whole)
+    assert_equal(again.balancer.state_dict(), callback.balancer.state_dict())
+    assert "anew" not in caplog.text
+    (folder / "multidds.safetensors").unlink()
+    made(output)[0].train(resume_from_checkpoint=str(folder))
+    assert str(folder / "multidds.safetensors") in caplog.text
+
+
+def flipped(content, at):
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+DAMAGE = {
+    "empty": lambda content: b"",
+    "garbage": lambda content: b"garbage" * 99,
+    "cut in the header": lambda content: content[:20],
+    "cut in the data": lambda content: content[:-20],
+    "flipped in the header": lambda content: flipped(content, 30),
+    "flipped in the data": lambda content: flipped(content, -1),
+    "foreign": lambda content: save({"weight": torch.ones(3)}),
+}
+
+
+@pytest.mark.claim(
+    "Hugging Face Trainer", "damaged averages, and those of another checkpoint, are named and begin anew"
+)
+def test_damaged_averages_are_one_line_with_their_path(tmp_path, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    made = partial(trainer_of, every=6, **AVERAGES["both"])
+    made(tmp_path, settings=settings)[0].train()
+    made(tmp_path / "other", settings={**settings, "learning_rate": 0.05})[0].train()  # no update, so the same state
+    file = tmp_path / "checkpoint-2" / "multidds.safetensors"
+    content = file.read_bytes()
+    others = {name: damage(content) for name, damage in DAMAGE.items()}
+    others["of another training"] = (tmp_path / "other" / "checkpoint-2" / file.name).read_bytes()
+    for name, other in {"whole": content, **others}.items():
+        assert (other == content) == (name == "whole"), name
+        file.write_bytes(other)
+        caplog.clear()
+        resumed, _ = made(tmp_path / "again", settings={"max_steps": 3})
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        lines = [line for line in caplog.messages if "anew" in line]
+        assert len(lines) == (name != "whole"), name
+        assert all(str(file) in line and "damaged" in line for line in lines), name
+
+
+@pytest.mark.claim(
+    "Hugging Face Trainer", "another priority counts at a resume, and a line says so; another seed does not"
+)
+def test_another_priority_and_seed_at_a_resume(tmp_path, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 8, "max_steps": 14}
+    made = partial(trainer_of, tmp_path, 6, settings=settings)
+    whole, first = made(rule=RelevancePlan())
+    whole.train()
+    for changed in ({"priority": {"x": 1.0}}, {"priority": "low"}, {"seed": 9}):
+        caplog.clear()
+        resumed, again = made(rule=RelevancePlan(), **changed)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+        lines = [line for line in caplog.messages if "state" in line]
+        assert len(lines) == 1
+        if "seed" in changed:
+            assert "9" in lines[0]
+            assert mixtures(resumed) == mixtures(whole)
+        else:
+            assert "regular" in lines[0]
+            assert again.balancer.priority == changed["priority"]
+            assert again.balancer.history[-1].weights != first.balancer.history[-1].weights
 
 
 def test_without_averages_no_file_is_written(tmp_path, caplog):

@@ -9,7 +9,6 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, Unpack
 
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -28,7 +27,7 @@ from ..balancer_arguments import (
     with_balancer_arguments,
 )
 from . import refusals
-from .checkpoint_tensors import are_shards, checkpoint_of, with_tensors, write_tensors
+from .checkpoint_tensors import FILE, are_shards, checkpoint_of, resumed_folder, with_tensors, write_tensors
 from .logs import log_start, log_update, show_start
 from .probes import dev_sets, loss_of, sources
 
@@ -189,9 +188,8 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
         inexact = None if self._inexact_resume else self._inexact or saved.get("inexact")
         refusals.check_resuming(saved, args, state.global_step, self._step, inexact)
-        # The Trainer does not say from where it resumes: from here, or from where the checkpoint was written.
-        folders = [checkpoint_of(args, state), Path(saved["folder"])]
-        balancer.load_state_dict(with_tensors(saved["balancer"], balancer, folders))
+        folder = resumed_folder(self._trainer) or checkpoint_of(args, state)
+        balancer.load_state_dict(with_tensors(saved["balancer"], balancer, folder / FILE, saved.get("digest")))
         self._mixed.load_state_dict(saved["dataset"])
         self._resumed_at = state.global_step
 
@@ -233,14 +231,14 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         for name, place in self._mixed.places.items():
             refusals.check_json(name, place)
         args, balancer = self._trainer.args, self.balancer.state_dict()
-        folder = checkpoint_of(args, self._trainer.state)
+        digest = None
         if not are_shards(balancer):
-            write_tensors(balancer, folder, first=args.should_save)
+            digest = write_tensors(balancer, checkpoint_of(args, self._trainer.state), first=args.should_save)
         attributes = {
             "inexact": self._inexact,
             "position": self._mixed.position,
             "dataset": self._mixed.state_dict(),
             "balancer": {**balancer, "tensors": {}},
-            "folder": str(folder),
+            "digest": digest,
         }
         return {"args": {}, "attributes": attributes}
