@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, multidds
 from made_runs import read_checksummed_json, read_lines, updates_of
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import SMALL, Silent, Stopping, mistake, records, same_runs, small_config, tensors
 
@@ -84,7 +85,9 @@ def test_a_step_never_waits_for_the_device(corpus, monkeypatch, tmp_path):
     run.close()
 
 
-@pytest.mark.parametrize("method", ["static", "learned", "shuffled", "multidds", "multidds-s", "moving-average"])
+@pytest.mark.parametrize(
+    "method", ["static", "learned", "watch", "shuffled", "multidds", "multidds-s", "moving-average"]
+)
 @pytest.mark.parametrize("mixing", ["example", "batch"])
 def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_path, method, mixing):
     config = small_config(corpus, monkeypatch, f"mixture.method={method}", f"train.mixing={mixing}", "train.tokens=200")
@@ -102,7 +105,7 @@ def test_every_method_trains_and_records_what_it_did(corpus, monkeypatch, tmp_pa
     pairs = set(config.data.names)
     for update in updates:
         assert set(update["mixture"]) == set(update["reward"]) == set(update["passes"]) == pairs
-        assert ("noise" in update) == ("signal" in update) == (method in ("learned", "shuffled"))
+        assert ("noise" in update) == ("signal" in update) == (method in ("learned", "watch", "shuffled"))
         found_for = {dev: set(row) for dev, row in update.get("relevance", {}).items()}
         assert found_for == ({} if method == "moving-average" else dict.fromkeys(pairs, pairs))
     validation = next(record for record in found if record["kind"] == "validation")
@@ -161,6 +164,19 @@ def test_the_control_rewards_every_pair_for_another_one(corpus, monkeypatch, tmp
         (found[method],) = (update["reward"] for update in updates_of(tmp_path / method))
     assert found["learned"].keys() == found["shuffled"].keys()
     assert found["learned"]["mirror-base"] != pytest.approx(found["shuffled"]["mirror-base"], abs=1e-3)
+
+
+def test_watching_trains_as_without_updates_and_says_what_learning_would_do(corpus, monkeypatch, tmp_path):
+    weights = {}
+    for method in ("static", "watch"):
+        config = small_config(corpus, monkeypatch, f"mixture.method={method}", "mixture.prior=uniform")
+        train(config, tmp_path / method, Silent())
+        weights[method] = load_file(tmp_path / method / "best.safetensors")
+    assert all(value.equal(weights["watch"][name]) for name, value in weights["static"].items())
+    for update in updates_of(tmp_path / "watch"):
+        assert set(update["mixture"].values()) == {0.5}
+        assert update["proposed"].keys() == update["mixture"].keys()
+        assert update["relevance"]
 
 
 def test_epochs_switch_priorities_and_patience(corpus, monkeypatch, tmp_path):

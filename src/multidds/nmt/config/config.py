@@ -30,7 +30,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Above0 = Annotated[float, Field(gt=0, le=1e6)]
 AtLeast0 = Annotated[float, Field(ge=0, le=1e6)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Method = Literal["static", "learned", "shuffled", "multidds", "multidds-s", "moving-average"]
+Method = Literal["static", "learned", "watch", "shuffled", "multidds", "multidds-s", "moving-average"]
 Threads = Annotated[int, Field(ge=0, le=4096)]
 Language = Annotated[str, Field(min_length=1)]
 _REMOVED = {  # {key, or key and value: the end of a message}
@@ -235,6 +235,11 @@ class MixtureSettings(Section):
     sketch: Count = 65536
     decay: Share = 0.9
     scorer: ScorerSettings = ScorerSettings()
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the method has the default rule: itself, only watching, or its control."""
+        return self.method in ("learned", "watch", "shuffled")
 
     @model_validator(mode="before")
     @classmethod

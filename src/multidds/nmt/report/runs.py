@@ -16,7 +16,7 @@ from ..runs.record_files import read_records
 from ..runs.records import Scored, Validated
 
 _MOST_PAIRS = 12  # named in a line
-_ORDER = ("learned", "multidds-s", "multidds", "moving-average", "shuffled", "static")
+_ORDER = ("learned", "multidds-s", "multidds", "moving-average", "shuffled", "watch", "static")
 
 
 @dataclass(kw_only=True)

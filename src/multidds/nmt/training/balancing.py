@@ -16,8 +16,6 @@ from ..batches.sentences import Sentences
 from ..config.config import Config, MixtureSettings
 from .schedule import planned_sentences, planned_steps
 
-DEFAULT = ("learned", "shuffled")  # methods with the default rule: itself, and its control
-
 
 def make_balancer(
     config: Config,
@@ -60,7 +58,7 @@ def make_balancer(
 
 def probe_shape(settings: MixtureSettings) -> tuple[int, int]:
     """Returns (number, tokens) of the probe batches per set. The default rule cuts a single one into halves."""
-    if settings.method in DEFAULT and settings.probe_batches == 1:
+    if settings.is_default and settings.probe_batches == 1:
         return 2, max(1, settings.probe_tokens // 2)
     return settings.probe_batches, settings.probe_tokens
 
@@ -95,10 +93,11 @@ def _reward(settings: MixtureSettings) -> Reward:
 
 def _rule(config: Config) -> Rule:
     settings, scorer = config.mixture, config.mixture.scorer
-    if settings.method in DEFAULT:
+    if settings.is_default:
         # A prior other than the plan, or the mixture that an earlier run has learned, is kept at the start.
-        plan = settings.prior == "planned" and not config.train.start_from
-        return RelevancePlan(plan=plan, repetition=settings.repetition)
+        watches = settings.method == "watch"
+        plan = watches or (settings.prior == "planned" and not config.train.start_from)
+        return RelevancePlan(plan=plan, repetition=settings.repetition, move=not watches)
     whole = settings.method == "moving-average" or settings.step_ahead  # neither has gradients for a table
     return Scorer(
         reward=_reward(settings),

@@ -290,7 +290,8 @@ class Training:
         return "regular" if epoch < settings.switch_epoch or step < settings.switch_step else settings.priority
 
     def steps_until_update(self) -> int:
-        moving = self.balancer or self.schedule
+        watches = self.config.mixture.method == "watch"  # nothing moves: the draws are those of a static mixture
+        moving = None if watches else self.balancer or self.schedule
         steps = None if moving is None else moving.steps_until_update
         return self.config.train.pool if steps is None else steps
 
@@ -303,7 +304,7 @@ class Training:
         if self.balancer is None:
             return None
         self.balancer.priority = self.priority(self.progress.epoch, self.progress.step)
-        due = self.balancer.steps_until_update == 1 and self.config.mixture.method in ("learned", "shuffled")
+        due = self.balancer.steps_until_update == 1 and self.config.mixture.is_default
         with self.at_averaged_weights() if due else contextlib.nullcontext():
             return self.balancer.step()
 
