@@ -158,7 +158,8 @@ def test_any_name_of_a_dataset_is_read_back(tmp_path, odd):
 
 
 def test_every_group_of_an_update_is_read_back_and_stays_in_the_file(tmp_path):
-    more = {"worth": {"a": (0.5, 0.1), "b": (-0.2, float("nan"))}, "proposed": {"a": 0.4, "b": 0.6}}
+    more = {"worth": {"a": (0.5, 0.1), "b": (-0.2, float("nan"))}, "held": {"a": 16.0}}
+    more |= {"proposed": {"a": 0.4, "b": 0.6}}
     more |= {"train_losses": {"a": 1.0, "b": 2.0}, "weights": {"x": 1.0}}
     given = updates("ab", **more)
     for _ in range(2):  # the second time beside what is there

@@ -143,6 +143,7 @@ def test_a_dataset_that_is_held_at_a_limit_of_passes_is_named():
     state = RelevancePlan(repetition=15).start(training())
     assert updated(state, rows).notes == ("goal: held at 16 passes",)
     assert state.mixture["goal"] * DRAWS / SIZES["goal"] == pytest.approx(16)
+    assert state.held() == {"goal": pytest.approx(16)}
     assert updated(RelevancePlan(repetition=60).start(training()), rows).notes == ()
 
 

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 _MOST_LETTERS = 24  # of a name in a line
+_ENOUGH = 0.2  # worth of one more pass below which a dataset has had enough
 
 
 def percent(*shares: float) -> list[str]:
@@ -20,6 +21,19 @@ def passes_text(passes: float) -> str:
     if passes < 0.005:
         return "<0.01" if passes > 0 else "0"
     return f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
+
+
+def worth_text(worth: float, error: float, passes: float) -> str:
+    """Returns 'has had enough: 12 passes, one more is worth 0.02 ± 0.05 of new text'; empty if it still teaches.
+
+    worth: of one more pass, in new examples. error: its standard error, NaN if it is not known.
+    """
+    if not passes >= 1 or not worth + 2 * error < _ENOUGH:
+        return ""
+    value = f"{worth:.2f} ± {max(error, 0.01):.2f} of new text"
+    if worth + 2 * error < 0:
+        return f"is harmed by more: one more pass is worth {value}"
+    return f"has had enough: {passes_text(passes)} passes, one more is worth {value}"
 
 
 def bytes_text(size: float) -> str:

@@ -199,6 +199,7 @@ class Balancer:
             prior=self._prior,
             relevance=self._state.relevance(),
             worth=self._state.worth(),
+            held=self._state.held(),
             proposed={} if self._rule.move else dict(self._state.mixture),
         )
         append_update(self.history, update)

@@ -27,6 +27,7 @@ GROUPS = (
     "noise",
     "worth",
     "worth_error",
+    "held",
     "dev_loss",
     "train_loss",
     "dev_weight",

@@ -52,6 +52,7 @@ class Update:
         1 is the best dataset; below 0 are those of less use than the average one.
     worth: {dataset: (worth of one more pass in new examples, standard error)} of datasets with a dev set of their
         name. 1 is as good as new, 0 of no use, below 0 it harms.
+    held: {dataset: passes over the whole training} of those whose shares a limit of passes holds.
     proposed: {dataset: probability} that the rule would set, if it only watches.
 
     As a string it is one line, such as `step 500  python 80→67%  markdown 16→25%`.
@@ -77,6 +78,7 @@ class Update:
     prior: dict[str, float] = field(default_factory=dict)
     relevance: dict[str, dict[str, tuple[float, float]]] | None = None
     worth: dict[str, tuple[float, float]] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
     proposed: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -132,6 +134,7 @@ class Update:
             "noise": self.noise,
             "worth": {name: worth for name, (worth, _) in self.worth.items()},
             "worth_error": {name: error for name, (_, error) in self.worth.items() if not math.isnan(error)},
+            "held": self.held,
             "proposed": self.proposed,
         }
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._base.state import Checks, not_negative, sums_to_one
-from .._base.text import passes_text, short
+from .._base.text import passes_text, short, worth_text
 from ..mixture.planned import OTHERS, NamedRelevance, most_passes, planned
 from ..probes.probe import Probe
 from ..probes.round import Round, Training
@@ -30,7 +30,6 @@ _TOGETHER = "all dev sets"
 _GAP = 0.2  # nats after R passes
 _PRIOR_PASSES = 15.0  # for which the prior counts in the common value
 _RECENT = 4  # updates over which the worth of one more pass and of repetition is measured
-_ENOUGH = 0.2  # worth of one more pass below which a dataset has had enough
 _COMMON_PASSES = 60.0  # for which the common value counts in that of a dataset
 
 
@@ -134,7 +133,9 @@ class PlanState(State):
         """The passes after which a repeated example is worth 1/e of a new one: assumed, or measured so far."""
         if self._assumed is not None:
             return self._assumed
-        return repetition_of(np.maximum(self.gaps.sum(axis=0), 0.0), self.gap_passes.sum(axis=0))
+        measured = np.maximum((self.gap_passes > 0).sum(axis=0), 1)
+        gaps, passes = (each.sum(axis=0) / measured for each in (self.gaps, self.gap_passes))
+        return repetition_of(np.maximum(gaps, 0.0), passes)
 
     def _matrix(self, counted: Any) -> Any:
         relevance = np.maximum(self.memory.posterior()[0], 0.0) * self._scale
@@ -176,27 +177,23 @@ class PlanState(State):
 
     def _exhausted(self, passes: Mapping[str, float]) -> tuple[str, ...]:
         """Returns a sentence about each dataset of which one more pass is of no use."""
-        notes = []
-        for name, (worth, error) in self.worth().items():
-            if not passes.get(name, 0.0) >= 1 or math.isnan(error) or worth + 2 * error >= _ENOUGH:
-                continue
-            value = f"{worth:.2f} ± {max(error, 0.01):.2f}"
-            if worth + 2 * error < 0:
-                notes.append(f"{short(name)} is harmed by more: one more pass is worth {value} of new text")
-            else:
-                count = passes_text(passes[name])
-                notes.append(f"{short(name)} has had enough: {count} passes, one more is worth {value} of new text")
-        return tuple(notes)
+        words = {name: worth_text(*worth, passes.get(name, 0.0)) for name, worth in self.worth().items()}
+        return tuple(f"{short(name)} {said}" for name, said in words.items() if said)
 
-    def _held(self) -> tuple[str, ...]:
-        """Returns a sentence about the datasets that the plan would draw from more often if it were not for passes."""
+    def held(self) -> dict[str, float]:
+        """Returns {dataset: passes} of those from which the plan would draw more often if it were not for passes."""
         passes = np.array(list(self.mixture.values())) * self._draws / self._sizes
         held = passes > most_passes(self._sizes, self._draws, self._worth) * (1 - _AT_LIMIT)
-        names = [short(name) for name, is_held in zip(self._names, held, strict=True) if is_held]
-        if not names:
+        return {self._names[i]: float(passes[i]) for i in np.flatnonzero(held)}
+
+    def _held(self) -> tuple[str, ...]:
+        """Returns a sentence about the datasets that are held."""
+        held = self.held()
+        if not held:
             return ()
+        names = [short(name) for name in held]
         listed = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
-        return (f"{listed}: held at {passes_text(passes[held].max())} passes",)
+        return (f"{listed}: held at {passes_text(max(held.values()))} passes",)
 
 
 def _ratio_error(seen: Any, fresh: Any) -> float:
@@ -210,8 +207,8 @@ def _ratio_error(seen: Any, fresh: Any) -> float:
 def repetition_of(gaps: Any, passes: Any) -> Any:
     """Returns R of every dataset [n], the passes after which a repeated example is worth 1/e of a new one.
 
-    gaps: [n], the loss of the dev set of a dataset's name less that of its training probes, in nats; a sum.
-    passes: [n], at which the gaps were measured; the sum over the same updates.
+    gaps: [n], the loss of the dev set of a dataset's name less that of its training probes, in nats.
+    passes: [n], at which the gaps were measured.
 
     The gap grows with the passes, and R passes make a gap of 0.2 nats. The prior is 0.2 nats at 15 passes (Muennighoff
     et al. 2023). Most of what one dataset shows is noise, and how fast a model memorises is mostly the model's. So

@@ -87,6 +87,10 @@ class State(ABC):
         """Returns {dataset: (worth of one more pass in new examples, standard error)} of those that were measured."""
         return {}
 
+    def held(self) -> dict[str, float]:
+        """Returns {dataset: passes over the whole training} of those whose shares a limit of passes holds."""
+        return {}
+
     def observe(self, name: str) -> None:  # noqa: B027
         """Takes .grad as a gradient of the dataset `name`. Only moving averages do."""
 
