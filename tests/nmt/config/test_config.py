@@ -109,7 +109,7 @@ def test_overrides_are_toml_or_bare_words(tmp_path):
         (["model.heads=3"], "width must be even and a multiple of heads, but it is 512 with 3 heads"),
         (
             ["mixture.method=multidds2"],
-            "[mixture] method: input should be 'static', 'learned', 'shuffled', 'multidds', ",
+            "[mixture] method: input should be 'static', 'learned', 'watch', 'shuffled', 'multidds', ",
         ),
         (["mixture.priority=lwo"], "got 'lwo'. Did you mean 'low'?"),
         (["mixture.priority=bel-eng"], "or weights such as {bel-eng = 1.0}, got 'bel-eng'."),
