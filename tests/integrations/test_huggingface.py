@@ -270,6 +270,16 @@ def test_checkpoint_resumes_by_name_and_a_second_training_begins_anew(tmp_path):
     assert trainer.seen == simulated(24, 4, {2 * step + 1: mixture for step, mixture in mixtures(trainer).items()})
 
 
+def test_a_step_too_many_of_a_finished_training_is_said(tmp_path, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 14}
+    trainer_of(tmp_path, settings=settings)[0].train()
+    assert "step 15 of 14" not in caplog.text
+    resumed, _ = trainer_of(tmp_path, settings=settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 15
+    assert "step 15 of 14" in caplog.text
+
+
 @pytest.mark.claim(
     "Hugging Face Trainer",
     "resuming with another number of workers is deterministic, but not equal to the uninterrupted run",

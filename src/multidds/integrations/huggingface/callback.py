@@ -195,6 +195,13 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.balancer is not None
+        if state.global_step > state.max_steps:
+            _log.warning(
+                "BalanceCallback: the resumed training was finished, but the Trainer made step %s of %s. "
+                "Use the checkpoint, or raise max_steps.",
+                state.global_step,
+                state.max_steps,
+            )
         self._mixed.consume(self._step)
         update = self.balancer.step()
         self._mixed.mixture_changed(self._mixed.position + self._lag)
