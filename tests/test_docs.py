@@ -31,6 +31,17 @@ def before_and_after(diff):
     return ["\n".join(line[1:] for line in diff.splitlines() if line[:1] in (keep, " ", "")) for keep in "-+"]
 
 
+def test_the_first_block_of_the_readme_runs_as_it_stands_and_prints_what_it_says(capsys):
+    code = blocks(ROOT / "README.md", "python")[0]
+    exec(code, {})
+    said, printed = (
+        {name: float(share) for name, share in re.findall(r"(\w+) ([\d.]+)%", text)}
+        for text in (code.rpartition("# Mixture")[2], capsys.readouterr().out)
+    )
+    assert printed == pytest.approx(said, abs=3)
+    assert len(printed) == 3
+
+
 def test_the_loop_of_the_readme_runs_before_and_after_the_diff():
     _, diff = blocks(ROOT / "README.md", "diff")
     for code in before_and_after(diff):

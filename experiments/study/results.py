@@ -62,6 +62,28 @@ def summary(settings: Sequence[Setting]) -> str:
     return markdown(head, map(row, settings))
 
 
+def front(settings: Sequence[Setting]) -> str:
+    """Returns the first lines of the README: what learning brings in four settings."""
+    by_name = {setting.name: setting for setting in settings}
+    lines = []
+    for name, words in (
+        ("embeddings-noise", "One of six datasets is noise (sentence-transformers)"),
+        ("trl-goal", "One goal among six instruction sets (TRL)"),
+        ("untranslated", "Two of eight corpora are broken (translation)"),
+    ):
+        setting = by_name[name]
+        seeds = setting.common([setting.default, setting.rival])
+        fixed, ours = (setting.shown(setting.mean(one, "test", seeds)) for one in (setting.rival, setting.default))
+        measure = "" if setting.measure == "bleu" else f"{setting.measure} "
+        known = setting.shown(setting.mean(setting.by_hand, "test")) if setting.by_hand else ""
+        lines.append(
+            f"- **{words}**: {measure}{fixed} with the best fixed mixture, **{ours}** learned, {known} by hand."
+        )
+    good = by_name["under-trained"].gain(by_name["under-trained"].default, by_name["under-trained"].rival)[0]
+    lines.append(f"- **All data is good** (language model): {good:+.1f}%, level with the best of four fixed mixtures.")
+    return "\n".join(lines)
+
+
 def levels(settings: Sequence[Setting]) -> str:
     """Returns the three ways to use it, each with its cost and what it was measured to bring."""
     found = regrets(settings)
@@ -227,9 +249,9 @@ def page(settings: Sequence[Setting], variants: Mapping[str, Setting], paper: Ma
 
 
 def readme(settings: Sequence[Setting], text: str) -> str:
-    """Returns README.md with its two tables anew."""
+    """Returns README.md with its first lines and its two tables anew."""
     first, *parts = text.split(BEGIN)
-    made = (levels(settings), summary(settings))
+    made = (front(settings), levels(settings), summary(settings))
     ends = [part.partition(END)[2] for part in parts]
     return first + "".join(f"{BEGIN}{new}\n{END}{rest}" for new, rest in zip(made, ends, strict=True))
 
