@@ -254,6 +254,16 @@ def test_averages_resume_exactly(options, tmp_path):
     assert_equal(run(tmp_path / "step=7.ckpt"), whole)
 
 
+@pytest.mark.claim("Lightning", "another priority counts at a resume, and a line says so")
+def test_another_priority_at_a_resume_counts_and_a_line_says_so(tmp_path, caplog):
+    for priority, ckpt_path in (("regular", None), ({"x": 1.0}, tmp_path / "step=7.ckpt")):
+        loader, callback = loader_and_callback(callback={"rule": RelevancePlan(), "priority": priority})
+        saver = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=7)
+        trainer(tmp_path, saver, callback, max_steps=20).fit(net(), loader, ckpt_path=ckpt_path)
+    assert callback.balancer.history[-1].weights == {"x": 1.0} | dict.fromkeys(set(DEV) - {"x"}, 0.0)
+    assert "regular" in caplog.text
+
+
 @pytest.mark.claim("Lightning", "a second `fit` continues")
 def test_second_fit_continues(tmp_path):
     def run(*ends):

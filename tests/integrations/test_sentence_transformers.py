@@ -51,6 +51,15 @@ def test_a_resumed_training_begins_with_where_it_is(rule, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("resumed at step 3; ")
 
 
+def test_another_priority_at_a_resume_counts_and_a_line_says_so(tmp_path, caplog):
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    trainer_of(tmp_path, settings=settings)[0].train()
+    trainer, callback = trainer_of(tmp_path, settings=settings, priority={"a": 1.0})
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert callback.balancer.history[-1].weights == {"a": 1.0, "b": 0.0}
+    assert "regular" in caplog.text
+
+
 def test_a_dev_set_that_is_a_training_set_is_said(tmp_path, caplog):
     data = DatasetDict(train_sets())
     trainer, _ = trainer_of(tmp_path, data=data, eval_dataset=data["b"], settings={"max_steps": 1})

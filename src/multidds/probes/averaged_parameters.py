@@ -64,7 +64,7 @@ class AveragedParameters:
         finite = torch.stack([average.isfinite().all() for average in self._averages])
         if self._layout.total((~finite).sum()):
             _log.warning("Balancer: the averaged parameters were inf or NaN, so their average begins anew.")
-            self._averages, self._updates = [], 0
+            self._averages, self._updates, self._last = [], 0, 0
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -83,10 +83,16 @@ class AveragedParameters:
             torch.clear_autocast_cache()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns {"averaged.PARAMETER": copy}; of a sharded model, shards."""
+        """Returns {"averaged.PARAMETER": copy}; of a sharded model, shards.
+
+        Of shards there are always some: distributed checkpoints are loaded into the tensors of a state.
+        """
+        averages = self._averages
+        if self._layout.sharded and not averages:
+            averages = [p.to(wide(p.dtype)) for p in self._local()]
         return {
             f"averaged.{self._names[i]}": self._layout.as_dtensor(i, average.clone())
-            for i, average in enumerate(self._averages)
+            for i, average in enumerate(averages)
         }
 
     def state_dict(self) -> dict[str, int]:
@@ -105,8 +111,10 @@ class AveragedParameters:
         if state is not None:
             counts = restored(where, counts, state, dict.fromkeys(counts, not_negative))
         keys = [f"averaged.{name}" for name in self._names]
-        if not counts["updates"] and any(key in tensors for key in keys):
-            raise ValueError(f"{where}: 'updates' must be above 0, because there are averages in 'tensors'.")
+        if state is None and any(key in tensors for key in keys):
+            raise ValueError(f"{where} is None, but there are averages in 'tensors'.")
+        if counts["updates"] > counts["last"] or (not counts["updates"] and counts["last"]):
+            raise ValueError(f"{where}: 'updates' and 'last' cannot be {counts['updates']} and {counts['last']}.")
         averages = []
         if counts["updates"]:
             shapes = {key: p.shape for key, p in zip(keys, self._params, strict=True)}

@@ -80,7 +80,7 @@ def with_tensors(state: dict[str, Any], balancer: Balancer, file: Path, digest: 
         return {**state, "tensors": tensors}
     fault = "is damaged or of another checkpoint" if file.exists() else "does not exist"
     _log.warning("BalanceCallback: %s %s. Averages begin anew.", file, fault)
-    return {**state, "rule": rule, "averaged": None, "tensors": fresh["tensors"]}
+    return {**state, "rule": rule, "averaged": fresh["averaged"], "tensors": fresh["tensors"]}
 
 
 def _read(state: Mapping[str, Any], file: Path, digest: str | None) -> dict[str, Tensor] | None:
