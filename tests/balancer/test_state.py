@@ -1,6 +1,7 @@
 """States of a balancer: exact resume, and states that do not fit, which change nothing."""
 
 import copy
+import inspect
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from toy_balancers import DEV, MANY, NAMES, SIZES, balancer_of, many
 from toys import batches, dataset, loss, mlp, train_step
 
-from multidds import Limits, Mixture, Probes, batches_of
+from multidds import Balancer, Limits, Mixture, Probes, batches_of
 from multidds.rules import MovingAverage, RelevancePlan, Scorer, paper
 
 KINDS = {
@@ -290,6 +291,43 @@ def test_another_seed_at_a_resume_does_not_count_and_a_line_says_so(caplog):
     assert "7" in caplog.messages[-1]
     assert "99" in caplog.messages[-1]
     assert again.state_dict()["probe"]["seed"] == 7
+
+
+LENGTH = {"rule": RelevancePlan(), "steps": 40, "examples_per_step": 5}
+COUNT_ANEW = {
+    "loss": {"compute": lambda model, batch: loss(model, batch) + model[0].weight.square().sum()},
+    "train": {"train": batches("abc", 4, seed=5)},
+    "dev": {"dev": batches("xyz", 4, seed=6)},
+    "steps": {"steps": 400},
+    "examples_per_step": {"examples_per_step": 50},
+    "every": {"every": 2},
+    "rule": {"rule": RelevancePlan(repetition=2.0)},
+    "priority": {"priority": {"x": 1.0}},
+    "limits": {"limits": Limits(bounds={"c": (0.0, 0.2)})},
+    "probes": {"probes": Probes(batches=3)},
+}
+
+
+@pytest.mark.parametrize("argument", inspect.signature(Balancer).parameters)
+def test_another_argument_at_a_resume_counts_or_the_state_says_what_does(argument):
+    first = balancer_of(**LENGTH)
+    for _ in range(2):
+        first.step()
+    state = first.state_dict()
+
+    def resumed(**options):
+        balancer = balancer_of(**LENGTH | options)
+        balancer.load_state_dict(state)
+        return numbers(balancer.step())
+
+    if argument in COUNT_ANEW:
+        assert resumed(**COUNT_ANEW[argument]) != numbers(first.step())
+    elif argument == "model":
+        with pytest.raises(ValueError, match="averaged.0.weight"):
+            resumed(model=mlp(width=6))
+    else:
+        of_the_state = {"mixture": Mixture({"a": 0.2, "b": 0.3, "c": 0.5}, SIZES), "seed": 3}
+        assert resumed(**{argument: of_the_state[argument]}) == numbers(first.step())
 
 
 def test_other_settings_of_the_rule_count_at_a_resume():
