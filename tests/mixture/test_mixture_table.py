@@ -42,7 +42,7 @@ def test_table_is_readable_text_with_a_row_for_each_dataset():
         ({"a": "x"}, 1, None, "Mixture.table.*'a' is 'x'"),
         ({"a": 1}, 0, None, "draws.*0"),
         ({"a": 1}, float("inf"), None, "draws.*inf"),
-        ({"a": 1}, 1, {"b": 1}, "weights.*'a'"),
+        ({"a": 1}, 1, {"b": 1}, "weights.*'b'"),
     ],
 )
 def test_table_that_cannot_be_is_refused(sizes, draws, weights, message):
@@ -51,5 +51,20 @@ def test_table_that_cannot_be_is_refused(sizes, draws, weights, message):
 
 
 def test_words_of_a_command_line_make_the_same_table():
-    table = table_of(["a=b=1e3", "c=20"], "4_000")
+    table = table_of(["a=b=1e3", "c=20"], "40", "1_00")
     assert table == Mixture.table({"a=b": 1000, "c": 20}, 4000)
+    assert table_of(["a=b=1e3", "c=20"], "40", "100", ["a=b"]) == Mixture.table(
+        {"a=b": 1000, "c": 20}, 4000, {"a=b": 1}
+    )
+    goals = {"a=b": 2.5, "c": 1.0}
+    assert table_of(["a=b=1e3", "c=20"], "40", "100", ["a=b=2.5", "c"]) == Mixture.table(table.sizes, 4000, goals)
+
+
+def test_datasets_without_a_weight_do_not_count():
+    assert Mixture.table(SIZES, 6400, {"topics": 1}) == Mixture.table(SIZES, 6400, {"web": 0, "topics": 1})
+
+
+def test_a_training_that_is_far_too_long_for_its_data_is_said_once():
+    few, many = (str(Mixture.table(SIZES, draws)).split("\n") for draws in (12_150 * 39, 12_150 * 800))
+    assert len(many) == len(few) + 1
+    assert "800 times" in many[-1]

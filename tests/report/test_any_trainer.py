@@ -11,7 +11,7 @@ from made_runs import make_run, report
 from toy_runs import mistake
 
 from multidds import Mixture, Update
-from multidds.commands.mixture_formats import final_mixture, history_json, mixture_at
+from multidds.commands.run_mixture import final_mixture, history_json, mixture_at
 from multidds.history import save_history
 
 HIDDEN = (
@@ -122,7 +122,7 @@ def test_the_mixture_of_any_trainer_is_read(folders, tmp_path):
 
 
 def test_mixture_and_plan_need_only_the_extra(folders, tmp_path):
-    done = run("plan", "a=12000", "b=150", "--draws", "6400", cwd=tmp_path)
+    done = run("plan", "a=12000", "b=150", "--steps", "200", "--batch", "32", cwd=tmp_path)
     assert done.stdout == f"{Mixture.table({'a': 12_000, 'b': 150}, 6400)}\n", done.stderr
     done = run("plan", "R.toml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (

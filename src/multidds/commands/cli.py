@@ -5,7 +5,7 @@ A user's mistake is one line and exit code 2. Heavy imports wait for their comma
 
 import re
 import sys
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from .. import __version__
 from .._base.errors import UserError
 from .._base.escaping import printable
+from .mixture_formats import TOOLS, written
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -108,18 +109,38 @@ def _add_commands(commands: "Commands") -> None:
     made = command(commands, plan)
     text = "A recipe, prepared; or datasets and their sizes."
     made.add_argument("data", nargs="*", metavar="R.toml | NAME=SIZE", help=text)
-    made.add_argument("--draws", help="Examples that the whole training draws; a recipe says it.")
+    _add_length(made)
+    text = "A dataset whose dev set counts, and its weight; several times. Default: all the same."
+    made.add_argument("--goal", dest="goals", action="append", default=[], metavar="NAME[=WEIGHT]", help=text)
     add_overrides(made)
+    _add_tool(made, "Print the planned mixture as the configuration of a tool")
     made = command(commands, mixture)
     made.add_argument("folder", type=Path, metavar="RUN", help=f"One of the folders {_HISTORIES}.")
+    text = "Sizes of the datasets, for tools that take passes or cut datasets."
+    made.add_argument("sizes", nargs="*", metavar="NAME=SIZE", help=text)
     text = "The mean over all steps: a mixture counts by the steps drawn from it."
     made.add_argument("--average", action="store_true", help=text)
     made.add_argument("--at", type=int, help="The mixture after this many steps, the update of that step included.")
     text = "All mixtures with their steps, as JSON: what Replay takes."
     made.add_argument("--history", action="store_true", help=text)
-    made.add_argument("--format", default="json", help="json, fairseq, hf, megatron, streaming or lhotse.")
-    text = "What the other trainer calls a dataset, e.g. 'data/{name}_text_document'."
-    made.add_argument("--data", metavar="TEXT", help=text)
+    made.add_argument("--format", default=SUPPRESS, type=_refuse_format, help=SUPPRESS)
+    _add_length(made)
+    _add_tool(made, "The tool that reads it. Default: json")
+
+
+def _add_length(parser: ArgumentParser) -> None:
+    parser.add_argument("--steps", help="Optimizer steps of the whole training.")
+    parser.add_argument("--batch", help="Examples of an optimizer step, over all processes.")
+
+
+def _add_tool(parser: ArgumentParser, text: str) -> None:
+    parser.add_argument("--for", dest="tool", metavar="TOOL", help=f"{text}: {TOOLS}.")
+    text = "What the tool calls a dataset, e.g. 'data/{name}_text_document'."
+    parser.add_argument("--data", dest="template", metavar="TEXT", help=text)
+
+
+def _refuse_format(tool: str) -> NoReturn:
+    raise UserError(f"--format was removed. Use --for {tool}.")
 
 
 def say(text: str) -> None:
@@ -170,38 +191,67 @@ def _printed(table: "ReportTable") -> list[str]:
     return [table.title, *("  ".join(cells) for cells in aligned)]
 
 
-def plan(data: Sequence[str], draws: str | None, overrides: Sequence[str]) -> None:
+def plan(
+    data: Sequence[str],
+    steps: str | None,
+    batch: str | None,
+    goals: Sequence[str],
+    overrides: Sequence[str],
+    tool: str | None,
+    template: str | None,
+) -> None:
     """Show share and passes of each dataset under several mixtures, before any training."""
     from ..mixture.mixture_table import table_of
 
     if data and data[0].endswith(".toml"):
         if application is None:
             raise UserError(f"plan: {data[0]}: recipes need an extra: pip install 'multidds[nmt]'.")
-        if data[1:] or draws is not None:
-            raise UserError(f"plan: {data[0]}: a recipe has datasets and length; leave the rest out.")
+        if data[1:] or goals or (steps, batch) != (None, None):
+            raise UserError(f"plan: {data[0]}: a recipe has datasets, goals and length; leave the rest out.")
         table = application.plan(Path(data[0]), overrides)
     else:
         try:
-            table = table_of(data, draws)
+            table = table_of(data, steps, batch, goals)
         except ValueError as error:
             raise UserError(str(error)) from None
-    for line in str(table).split("\n"):
-        say(line)
+    if tool is None:
+        if template is not None:
+            raise UserError("--data: names the datasets of a tool. Give --for, too.")
+        for line in str(table).split("\n"):
+            say(line)
+    else:
+        print(written(table.shares["planned"], tool, template, table.sizes, table.draws))
 
 
-def mixture(folder: Path, average: bool, at: int | None, history: bool, format: str, data: str | None) -> None:  # noqa: A002
-    """Print the mixture of a run as the weights that another trainer takes; the final one, unless told otherwise."""
-    from . import mixture_formats as formats
+def mixture(
+    folder: Path,
+    sizes: Sequence[str],
+    average: bool,
+    at: int | None,
+    history: bool,
+    steps: str | None,
+    batch: str | None,
+    tool: str | None,
+    template: str | None,
+) -> None:
+    """Print the mixture of a run as the configuration of another tool; the final one, unless told otherwise."""
+    from ..mixture.mixture_table import draws_of, sizes_of
+    from . import run_mixture as run
 
     if average + (at is not None) + history > 1:
         raise UserError("--average, --at and --history: give one of them.")
     if history:
-        if format != "json" or data is not None:
-            raise UserError("--history: is JSON, with the run's own names; leave --format and --data out.")
-        print(formats.history_json(folder))
+        if tool not in (None, "json") or template is not None:
+            raise UserError("--history: is JSON, with the run's own names; leave --for and --data out.")
+        print(run.history_json(folder))
         return
     if at is not None:
-        chosen = formats.mixture_at(folder, at)
+        chosen = run.mixture_at(folder, at)
     else:
-        chosen = formats.average_mixture(folder) if average else formats.final_mixture(folder)
-    print(formats.written(chosen, format, data))
+        chosen = run.average_mixture(folder) if average else run.final_mixture(folder)
+    try:
+        known = sizes_of(sizes, chosen)
+        draws = None if steps is None and batch is None else draws_of(steps, batch)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    print(written(chosen, tool or "json", template, known, draws))

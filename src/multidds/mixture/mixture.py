@@ -143,7 +143,7 @@ class Mixture:
 
         sizes: {name: number of examples}.
         draws: examples that the whole training will draw: steps times examples per step.
-        weights: {name: weight of its dev set}, for the planned mixture. Default None: all the same.
+        weights: {name: weight of its dev set}, for the planned mixture; others have 0. Default None: all the same.
 
         >>> table = Mixture.table({"web": 12_000, "topics": 150}, draws=6400)
         >>> print(table)
@@ -157,7 +157,7 @@ class Mixture:
         from .mixture_table import MixtureTable
 
         sizes = _checked_sizes("Mixture.table", sizes)
-        planned = cls.planned(sizes, draws, weights)
+        planned = cls.planned(sizes, draws, weights and {**dict.fromkeys(sizes, 0.0), **weights})
         mixtures = {"proportional": cls.proportional(sizes)}
         mixtures |= {f"temperature {tau}": cls.temperature(sizes, tau) for tau in (3, 5)}
         mixtures |= {"uniform": cls.uniform(sizes), "planned": planned}

@@ -1,11 +1,13 @@
 """The table of a training to come: share and passes of each dataset under every mixture that needs no learning."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .._base.checks import check_names, listed
 from .._base.text import passes_text, percent, short
 from .mixture import Mixture
 
+MOST_PASSES = 40  # beyond, repeated data are worth nothing (Muennighoff et al. 2023)
 _MOST_LETTERS = 40  # of a name
 
 
@@ -44,28 +46,61 @@ class MixtureTable:
         for first, *others in rows:
             cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
             lines.append("  ".join([first.ljust(widths[0]), *cells]))
-        return "\n".join(lines)
+        warning = repeated(passes["planned"])
+        return "\n".join([*lines, *([f"planned: {warning}"] if warning else [])])
 
 
-def table_of(words: Sequence[str], draws: str | None) -> MixtureTable:
+def repeated(passes: Mapping[str, float]) -> str | None:
+    """Returns a sentence about the dataset that is passed through most often, if that is too often to teach anything.
+
+    passes: {dataset: passes of the whole training}.
+    """
+    name = max(passes, key=lambda name: passes[name], default=None)
+    if name is None or passes[name] <= MOST_PASSES:
+        return None
+    times = f"{short(name)} is passed through {passes_text(passes[name])} times"
+    return f"{times}, but after about {MOST_PASSES} passes examples teach nothing new. Train for fewer steps."
+
+
+def table_of(words: Sequence[str], steps: str | None, batch: str | None, goals: Sequence[str] = ()) -> MixtureTable:
     """Returns the table for the words of a command line.
 
     words: "NAME=SIZE" of each dataset; a name may contain "=".
-    draws: examples that the whole training draws, as text; None: not given, which is an error.
+    steps, batch: optimizer steps of the whole training and examples per step, as text. None is an error.
+    goals: "NAME" or "NAME=WEIGHT" of each dataset whose dev set counts; none: all count the same.
     """
     if not words:
-        raise ValueError("plan: give a recipe, or datasets and draws: multidds plan a=12000 b=150 --draws 6400")
-    if draws is None:
-        raise ValueError("plan: --draws is missing: the examples that the whole training draws, steps * batch size.")
+        raise ValueError("plan: give a recipe, or sizes and length: multidds plan a=12000 b=150 --steps 200 --batch 32")
+    sizes = sizes_of(words)
+    weights = {}
+    for goal in goals:
+        name, _, weight = (goal, "", "1") if goal in sizes else goal.rpartition("=")
+        if name not in sizes:
+            raise ValueError(f"plan: --goal {goal}: there is no such dataset; there are {listed(sizes)}.")
+        weights[name] = _number(f"the weight of {name!r}", weight)
+    return Mixture.table(sizes, draws_of(steps, batch), weights or None)
+
+
+def sizes_of(words: Sequence[str], names: Iterable[str] | None = None) -> dict[str, float]:
+    """Returns {name: size} of words "NAME=SIZE"; names: those that there must be, if there are any words."""
     sizes: dict[str, float] = {}
     for word in words:
         name, _, size = word.rpartition("=")
         if not name:
-            raise ValueError(f"plan: {word!r} is not NAME=SIZE, such as a=12000.")
+            raise ValueError(f"{word!r} is not NAME=SIZE, such as a=12000.")
         if name in sizes:
-            raise ValueError(f"plan: the name {name!r} is there more than once.")
+            raise ValueError(f"The name {name!r} is there more than once.")
         sizes[name] = _number(f"the size of {name!r}", size)
-    return Mixture.table(sizes, _number("--draws", draws))
+    if sizes and names is not None:
+        check_names("sizes", names, sizes)
+    return sizes
+
+
+def draws_of(steps: str | None, batch: str | None) -> float:
+    """Returns the examples that the whole training draws, from the words of a command line."""
+    if steps is None or batch is None:
+        raise ValueError("--steps and --batch: both are needed: optimizer steps, and examples per step.")
+    return _number("--steps", steps) * _number("--batch", batch)
 
 
 def _number(what: str, text: str) -> float:
@@ -74,5 +109,5 @@ def _number(what: str, text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ValueError(f"plan: {what} must be a number above 0, but it is {text!r}.")
+        raise ValueError(f"{what[0].upper()}{what[1:]} must be a number above 0, but it is {text!r}.")
     return number

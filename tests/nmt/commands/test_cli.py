@@ -100,7 +100,8 @@ def test_a_dry_run_tells_what_would_be_done(tiny):
     assert set((tiny / "runs").iterdir()) == before
 
 
-BY_SIZES = ["plan", "a=12000", "--draws", "6400", "b=150"]
+LENGTH = ["--steps", "2", "--batch", "2"]
+BY_SIZES = ["plan", "a=12000", "--steps", "200", "--batch", "32", "b=150"]
 WITHOUT_EXTRAS = (
     "import sys, importlib.util as u; real = u.find_spec\n"
     "import multidds.__main__ as m; m.find_spec = lambda name: None\n"
@@ -118,17 +119,21 @@ def test_a_plan_of_sizes_is_the_table_with_and_without_the_extras(tmp_path):
     ("arguments", "message"),
     [
         ([], "NAME=SIZE|a=12000"),
-        (["a=1"], "--draws"),
-        (["a=1", "b", "--draws", "4"], "'b'"),
-        (["a=1", "=2", "--draws", "4"], "'=2'"),
-        (["a=1", "b=", "--draws", "4"], "'b'.*''"),
-        (["a=1", "b=0", "--draws", "4"], "'b'.*'0'"),
-        (["a=1", "b=-3", "--draws", "4"], "'b'.*'-3'"),
-        (["a=1", "b=many", "--draws", "4"], "'b'.*'many'"),
-        (["a=1", "a=2", "--draws", "4"], "'a'"),
-        (["a=1", "--draws", "inf"], "--draws.*'inf'"),
-        (["a=1", "--draws", "x"], "--draws.*'x'"),
-        ([RECIPE, "--draws", "4"], "leave"),
+        (["a=1"], "--steps and --batch"),
+        (["a=1", "--steps", "4"], "--steps and --batch"),
+        (["a=1", "b", *LENGTH], "'b'"),
+        (["a=1", "=2", *LENGTH], "'=2'"),
+        (["a=1", "b=", *LENGTH], "'b'.*''"),
+        (["a=1", "b=0", *LENGTH], "'b'.*'0'"),
+        (["a=1", "b=-3", *LENGTH], "'b'.*'-3'"),
+        (["a=1", "b=many", *LENGTH], "'b'.*'many'"),
+        (["a=1", "a=2", *LENGTH], "'a'"),
+        (["a=1", "--batch", "1", "--steps", "inf"], "--steps.*'inf'"),
+        (["a=1", "--steps", "1", "--batch", "x"], "--batch.*'x'"),
+        (["a=1", *LENGTH, "--goal", "b"], "--goal b.*'a'"),
+        (["a=1", *LENGTH, "--goal", "a=-1"], "weight of 'a'.*'-1'"),
+        ([RECIPE, *LENGTH], "leave"),
+        ([RECIPE, "--goal", "a"], "leave"),
         ([RECIPE, "a=1"], "leave"),
     ],
 )
@@ -138,11 +143,11 @@ def test_a_plan_that_cannot_be_is_one_line(arguments, message):
 
 def test_names_in_a_plan_are_escaped_for_terminals(capsys):
     name = "\x1b[31m[bold]=\u2028"
-    run(["plan", f"{name}=5", "--draws", "3"])
+    run(["plan", f"{name}=5", *LENGTH])
     out = capsys.readouterr().out
     assert "?[31m[bold]=? " in out
     assert "\x1b" not in out
-    code = f"import sys; sys.argv = ['multidds', 'plan', {name + '=x'!r}, '--draws', '3']\n{WITHOUT_EXTRAS}"
+    code = f"import sys; sys.argv = ['multidds', 'plan', {name + '=x'!r}, *{LENGTH!r}]\n{WITHOUT_EXTRAS}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "\x1b" not in done.stderr
