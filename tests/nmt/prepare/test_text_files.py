@@ -114,6 +114,18 @@ def test_bad_text_is_one_line_with_file_and_line_number(tmp_path, monkeypatch, f
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_half_a_surrogate_pair_is_named_in_every_split(tmp_path, split):
+    whole = {"src": "good \U0001f600", "tgt": "x"}
+    lines = [json.dumps(whole)] * 3 + [json.dumps({"src": "a", "tgt": "good \ud83d"})]
+    path = written(tmp_path, "t.jsonl", "\n".join(lines), compress=False)
+    data = config(tmp_path, format="jsonl", **{split: str(path)}).data
+    rows = read_pairs(data, data.pairs[0], split)
+    assert [next(rows) for _ in range(3)] == [("good \U0001f600", "x")] * 3
+    with pytest.raises(UserError, match=r"t.jsonl:4: '\\ud83d' at 'tgt'"):
+        next(rows)
+
+
 @given(TEXT, st.booleans(), st.integers(1, 9), st.integers(1, 5))
 def test_a_scan_finds_digest_lines_and_where_they_begin(tmp_path_factory, lines, ends, block, every):
     content = b"\n".join(lines) + (b"\n" if ends else b"")

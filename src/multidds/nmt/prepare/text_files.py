@@ -8,6 +8,7 @@ a process can start in the middle of it.
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from ..config.config import Config, Data, Pair
 # The markers of a missing translation in the release of Qi et al. (2018).
 TED_MISSING = ("__NULL__", "_ _ NULL _ _")
 MARK_EVERY = 4096  # lines from one mark of a scan to the next
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # a surrogate without the other one: no UTF-8 can have it
 _BLOCK = 4000  # lines decoded or encoded at once
 _SCAN_BYTES = 1 << 20  # bytes read at once by a scan
 _NEWLINE = ord("\n")
@@ -164,6 +166,8 @@ def _jsonl(data: Data, path: Path, pair: Pair, start: int, stop: int | None, pla
                 raise UserError(
                     f"{path}:{number}: there is no text at {key!r}; [data] columns says where each language is."
                 )
+            if "\\u" in line and (half := _HALF_PAIR.search(side)):
+                raise UserError(f"{path}:{number}: {half[0]!r} at {key!r} is half a character. Remove or replace it.")
         yield sides[0].replace("\n", " "), sides[1].replace("\n", " ")
 
 
