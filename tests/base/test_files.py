@@ -1,6 +1,7 @@
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,21 @@ def test_a_folder_is_resumed_for_the_same_purpose_only(tmp_path):
     with resumed_folder(tmp_path / "p", "b") as beside:
         assert (beside / "data" / "x").exists()
     assert content(tmp_path) == {"p/x": b""}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk")
+def test_a_copy_to_a_full_disk_names_the_place_that_is_full(tmp_path):
+    (tmp_path / "vocabulary").write_bytes(b"x" * 100_000)
+    with pytest.raises(OSError, match="No space left") as error, whole_folder(tmp_path / "run"):
+        shutil.copyfile(tmp_path / "vocabulary", "/dev/full")
+    assert error.value.filename == str(tmp_path / "run")
+    assert error.value.filename2 is None
+
+
+def test_a_link_in_the_place_of_a_new_file_is_not_followed(tmp_path):
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "report.html.partial").symlink_to(tmp_path / "other")
+    write_whole(tmp_path / "report.html", "page")
+    assert (tmp_path / "other").read_text() == "precious"
+    assert (tmp_path / "report.html").read_text() == "page"
+    assert not (tmp_path / "report.html").is_symlink()

@@ -38,18 +38,18 @@ def readable(path: Path, what: str = "file", regular: bool = True) -> Iterator[N
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Adds a path to an error of the block that names none, such as that of a full disk."""
+    """Gives an error of the block the path if it names none, or two: a copy to a full disk names its source first."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
+        if error.filename is None or error.filename2 is not None:
+            error.filename, error.filename2 = str(path), None
         raise
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    with whole_file(path) as partial:
-        partial.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    with whole_file(path) as partial, partial.open("xb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
 
 
 @contextlib.contextmanager
@@ -59,6 +59,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     try:
         with named_errors(path):
+            partial.unlink(missing_ok=True)  # of a process that was killed, or a link to another place
             yield partial
             move_into_place(partial, path)
     except BaseException:
