@@ -82,6 +82,11 @@ def test_the_next_update_is_counted_from_any_step(options):
             assert found.left(done) == sum(done < step <= 400 for step in expected)
 
 
+def test_a_training_behind_its_planned_end_has_no_updates_left():
+    pace = pace_of(3, 3, 5, 20, 1, paper())
+    assert [pace.left(done) for done in (0, 14, 20, 25)] == [4, 2, 0, 0]
+
+
 @pytest.mark.parametrize("rule", [RelevancePlan(), paper()])
 def test_a_balancer_makes_its_updates_when_they_are_due(rule):
     balancer = balancer_of(rule=rule, steps=100, every=Budget(at_most=2.0), examples_per_step=4)

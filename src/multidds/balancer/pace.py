@@ -68,7 +68,7 @@ class Pace:
 
     def left(self, done: int) -> float:
         """Returns the number of updates of the planned training after step `done`."""
-        return sum(step > done for step in self.at) if self.at else self.updates - done // self.every
+        return sum(step > done for step in self.at) if self.at else max(0, self.updates - done // self.every)
 
     @property
     def share(self) -> float:
