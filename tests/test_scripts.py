@@ -19,6 +19,7 @@ BENCHMARKS = {  # script: its shortest forms, if it needs no data of ours
     "benchmarks/behaviour/behaviour.py": ["mixtures schedules"],
     "benchmarks/code_lines.py": [""],
     "benchmarks/faults/faults.py": ["--count 2 --kinds kill#-9,damaged#file --commands train"],
+    "benchmarks/faults/trainers.py": ["--kills 3 --trainers Trainer,plain#loop"],
     "benchmarks/large_data.py": ["--tiny"],
     "benchmarks/many_datasets.py": [
         "scale --datasets 50",

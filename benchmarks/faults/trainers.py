@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import Outcome, table
-from world import ROOT, Ended, call, mount, size_of
+from world import ROOT, Ended, call, can_mount, mount, size_of
 
 STEPS, EVERY, SAVE = 20, 3, 4
 SETTINGS = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": SAVE}
@@ -69,16 +69,20 @@ def arm(kind: str, place: str, number: int, delay: float, rank: str) -> None:
 def checked(model: Any, optimizer: Any, balancer: Any, draws: Any, checkpoint: Path | None) -> Result:
     """Returns everything that a kill must not change, as plain values.
 
-    After a checkpoint of the last step that is only parameters: the Trainer makes one step too many, with the learning
+    If a finished training was resumed, that is only parameters: the Trainer makes one step too many, with the learning
     rate 0, and Lightning makes none.
     """
     plain: Result = {"parameters": {name: tensor.tolist() for name, tensor in model.state_dict().items()}}
-    if checkpoint is None or checkpoint.stem != f"checkpoint-{STEPS}":
+    if checkpoint is None or step_of(checkpoint) < STEPS:
         state = balancer.state_dict()
         plain["balancer"] = state | {"tensors": {key: tensor.tolist() for key, tensor in state["tensors"].items()}}
         plain["optimizer"] = [value.tolist() for each in optimizer.state.values() for value in each.values()]
         plain["draws"] = draws
     return dict(json.loads(json.dumps(plain)))
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.split("-")[1])
 
 
 def by_trainer(trainer: Any, callback: Any, folder: Path, checkpoint: Path | None) -> Result:
@@ -213,9 +217,8 @@ class Training:
         self.folder.mkdir(parents=True)
         self.said = Counter[str]()
         self.seconds = -time.monotonic()
-        ended = self.run()
+        assert (ended := self.run()).code == 0, ended.output
         self.seconds += time.monotonic()
-        assert ended.code == 0, ended.output
         self.size, self.expected = size_of(self.folder), json.loads((root / "result.json").read_text())
 
     def run(self, begin: Callable[[], None] = lambda: None, after: float | None = None) -> Ended:
@@ -238,8 +241,7 @@ class Training:
         return Ended(None, ended.output) if rank_died else ended
 
     def newest(self) -> Path | None:
-        found = {int(path.stem.split("-")[1]): path for path in self.folder.glob("checkpoint-*")}
-        return found[max(found)] if found else None
+        return max(self.folder.glob("checkpoint-*"), key=step_of, default=None)
 
     def disturbed(self, rng: random.Random, full: bool) -> list[tuple[str, Outcome]]:
         """Returns (fault, outcome) of every kill of one training, or of its full disk. The last one has the end."""
@@ -266,15 +268,15 @@ class Training:
         """Trains and is killed, one to four times."""
         outcomes = list[tuple[str, Outcome]]()
         for _ in range(rng.randint(1, 4)):
-            if outcomes and outcomes[-1][1].resumed is not None:
-                break
             place = rng.choice(("any", *PLACES))
             if place == "any":
-                self.go_on(outcomes, place, self.run(after=rng.uniform(0, self.seconds)))
+                ended = self.run(after=rng.uniform(0, self.seconds))
             else:
                 rank = rng.choice("01") if self.kind == "two ranks" else "0"
-                death = place, rng.randint(1, 3), rng.uniform(0, PLACES[place]), rank
-                self.go_on(outcomes, place, self.run(partial(arm, self.kind, *death)))
+                ended = self.run(partial(arm, self.kind, place, rng.randint(1, 3), rng.uniform(0, PLACES[place]), rank))
+            self.go_on(outcomes, place, ended)
+            if ended.code == 0:
+                break
         return outcomes
 
     def go_on(self, outcomes: list[tuple[str, Outcome]], place: str, ended: Ended) -> None:
@@ -321,6 +323,7 @@ def main() -> None:
         importlib.import_module(module)
     began, found, places = time.monotonic(), list[tuple[str, Outcome]](), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="trainers-") as folder:
+        mounts = can_mount(Path(folder))
         trainings = [Training(kind, Path(folder).resolve() / kind.replace(" ", "-")) for kind in kinds]
         print(f"A training takes {', '.join(f'{each.seconds:.1f} s ({each.kind})' for each in trainings)}.", flush=True)
         for number in itertools.count():
@@ -328,8 +331,7 @@ def main() -> None:
                 break
             training = trainings[number % len(kinds)]
             rng = random.Random(f"{given.seed} {training.kind} {number}")
-            outcomes = training.disturbed(rng, full=number // len(kinds) % 10 == 9)
-            for place, outcome in outcomes:
+            for place, outcome in training.disturbed(rng, full=mounts and number // len(kinds) % 10 == 1):
                 places[place] += 1
                 found.append((f"{training.kind}, {FULL}" if place == FULL else training.kind, outcome))
                 if outcome.bad:

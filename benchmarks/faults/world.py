@@ -260,6 +260,17 @@ def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True, capture_output=True)
 
 
+def can_mount(folder: Path) -> bool:
+    """Returns whether a small disk can be mounted in a folder."""
+    try:
+        (folder / "try").mkdir()
+        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder / "try"))
+        subprocess.run(["umount", str(folder / "try")], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
 def make_world(root: Path, names: set[str]) -> World:
     """With the commands of these names, and those whose results they need."""
     sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "support")]
@@ -271,12 +282,8 @@ def make_world(root: Path, names: set[str]) -> World:
     (root / "done").mkdir()
     needed = names | {"prepare", "train", "evaluate"}
     world = World(root, {name: command for name, command in commands_of(root).items() if name in needed})
-    try:
-        (root / "try").mkdir()
-        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", str(root / "try"))
-        subprocess.run(["umount", str(root / "try")], check=True)
-        world.can_mount = True
-    except (OSError, subprocess.CalledProcessError):
+    world.can_mount = can_mount(root)
+    if not world.can_mount:
         print("No disk can be mounted here: files that may not grow stand for full disks.")
     for command in world.commands.values():
         where = world.done if command.name in ("prepare", "train") else world.root / f"done-{command.name}"

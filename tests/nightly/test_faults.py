@@ -23,6 +23,16 @@ def test_random_faults_lose_nothing(tmp_path):
     assert (tmp_path / "results.jsonl").read_text().count('"outcome"') == 100
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the benchmark forks")
+def test_trainers_that_are_killed_end_as_if_undisturbed():
+    command = [sys.executable, str(ROOT / "benchmarks" / "faults" / "trainers.py"), "--kills", "24", "--seed", "5"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"Trainer", "TRL", "sentence-transformers", "Lightning", "plain loop", "two ranks"} <= {
+        line.split(" | ")[0].removeprefix("| ") for line in done.stdout.splitlines()
+    }
+
+
 def test_twenty_thousand_files_that_nobody_wrote():
     """The tests of files with random contents, at length."""
     command = [sys.executable, "-m", "pytest", "-q", str(ROOT / "tests" / "nmt" / "commands" / "test_fuzz.py")]
