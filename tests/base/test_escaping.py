@@ -117,4 +117,4 @@ def test_languages_of_any_code_are_prepared_trained_and_reported(tmp_path):
     assert "<script>_" not in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     multidds("mixture", "a", "--for", "hf", cwd=tmp_path)
     refused = multidds("mixture", "a", "--for", "megatron", cwd=tmp_path, check=False)
-    assert "Megatron splits its list of paths at spaces, but one is '中文/../x $y$-[my] set" in refused.stderr
+    assert "megatron splits names at ' ', but one is '中文/../x $y$-[my] set" in refused.stderr

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Unpack
 
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from ..._base.checks import check_whole
@@ -29,7 +29,7 @@ from ..balancer_arguments import (
 from . import refusals
 from .checkpoint_tensors import FILE, are_shards, checkpoint_of, resumed_folder, with_tensors, write_tensors
 from .logs import log_start, log_update, show_start
-from .probes import dev_sets, loss_of, sources
+from .probes import dev_sets, loss_of, sources, without_logging
 
 _log = logging.getLogger("multidds")
 
@@ -64,7 +64,7 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Any = None,  # `callbacks=[BalanceCallback]` gives none, which is refused
         every: int | Budget = Budget(),
         dev: Mapping[str, Any] | Collection[str] | None = None,
         batch_size: int | None = None,
@@ -153,29 +153,13 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begins with the prior; or, in a resumed training, with the state of the checkpoint."""
         trainer, loader = self._trainer, kwargs["train_dataloader"]
-        self._check_kinds(trainer)
-        refusals.check_trainer(trainer, type(self), allowed=1)
         if self.mixture.probabilities != self._prior:  # learned in an earlier training of this Trainer
             self.mixture.move(self._prior)
-        self._attach()
-        same = self._drawn_by(trainer) is self._mixed and hasattr(loader, "set_epoch")
-        refusals.check_loader(same and self._reads_all(loader))
+        self.balancer = self._new_balancer(self.mixture, loader, state.max_steps)
         # Before all others: a callback that saves at the end of a step must find the step counted and its update made.
         callbacks = trainer.callback_handler.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
-        if None not in self._mixed.sizes.values():  # those of streams are unknown
-            self.mixture.sizes = self._mixed.sizes
-        self.balancer = Balancer(
-            self.mixture,
-            self._probed(trainer),
-            self._loss_of_probes(),
-            train=self._sources(self._mixed.datasets, loader.collate_fn),
-            dev=self._sources(self._dev, loader.collate_fn),
-            steps=state.max_steps,
-            examples_per_step=self._examples,
-            **self._arguments,
-        )
         self._mixed.restart()  # with the mixture, which the balancer may have moved to a plan
         self._dev_losses, self._resumed_at = {}, None
         if state.global_step > 0:
@@ -183,6 +167,39 @@ class BalanceCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         else:
             log_start(trainer, self.balancer.start, self._prior)
         show_start(trainer, self.balancer)
+
+    def preview(self) -> str:
+        """Shows the start line of the training to come. Returns its mixture, its updates and their cost, for `print`.
+
+        Raises the errors that the training would begin with. Makes no step, and leaves the Trainer as it was.
+        """
+        trainer = self._trainer
+        with without_logging(trainer):
+            loader = trainer.get_train_dataloader()
+            steps = trainer.set_initial_training_values(trainer.args, loader)[-1]
+        balancer = self._new_balancer(Mixture(self._prior), loader, steps)
+        show_start(trainer, balancer)
+        return str(balancer)
+
+    def _new_balancer(self, mixture: Mixture, loader: Any, steps: int) -> Balancer:
+        trainer = self._trainer
+        self._check_kinds(trainer)
+        refusals.check_trainer(trainer, type(self), allowed=1)
+        self._attach()
+        same = self._drawn_by(trainer) is self._mixed and hasattr(loader, "set_epoch")
+        refusals.check_loader(same and self._reads_all(loader))
+        if None not in self._mixed.sizes.values():  # those of streams are unknown
+            mixture.sizes = self._mixed.sizes
+        return Balancer(
+            mixture,
+            self._probed(trainer),
+            self._loss_of_probes(),
+            train=self._sources(self._mixed.datasets, loader.collate_fn),
+            dev=self._sources(self._dev, loader.collate_fn),
+            steps=steps,
+            examples_per_step=self._examples,
+            **self._arguments,
+        )
 
     def _resume(self, balancer: Balancer, args: Any, state: Any) -> None:
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})

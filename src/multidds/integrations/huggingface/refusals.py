@@ -13,10 +13,12 @@ from ..._base.checks import Refusal, first_violation, refuse
 from ...sampling import MixedDataset, is_stateful, is_stream
 
 OWNER = "BalanceCallback"
+NO_TRAINER = "it needs its trainer, so callbacks= cannot take it. Use trainer.add_callback(BalanceCallback(trainer))."
 
 
 def check_kinds(trainer: Any) -> None:
     def rows() -> Iterator[Refusal]:
+        yield trainer is None, NO_TRAINER
         yield not isinstance(trainer, Trainer), f"trainer must be a Trainer, got {type(trainer).__name__}."
         data = trainer.train_dataset
         yield not isinstance(data, MixedDataset), f"train_dataset must be a MixedDataset, got {type(data).__name__}."

@@ -18,7 +18,7 @@ from ..balancer_arguments import with_balancer_arguments
 from ..huggingface.callback import BalanceCallback as HuggingFaceCallback
 from ..huggingface.callback import batches_ahead
 from ..huggingface.probes import dev_sets
-from ..huggingface.refusals import OWNER
+from ..huggingface.refusals import NO_TRAINER, OWNER
 from .batches import MixedBatches, probe_batches
 
 
@@ -92,6 +92,7 @@ class BalanceCallback(HuggingFaceCallback):
 
 
 def _wrong_kinds(trainer: Any) -> Iterator[Refusal]:
+    yield trainer is None, NO_TRAINER
     yield (
         not hasattr(trainer, "get_multi_dataset_batch_sampler"),
         f"trainer must be one of sentence-transformers, got {type(trainer).__name__}.",
