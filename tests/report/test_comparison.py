@@ -17,8 +17,9 @@ from updates import updates
 
 from multidds import Balancer, Mixture, Update, interleave
 from multidds.history import Moment, evaluations_of, moments_of, save_history
-from multidds.report import Run, report
+from multidds.report import Run, by_method, report
 from multidds.report.comparison import compared
+from multidds.report.run import find_runs, groups_of
 from multidds.rules import RelevancePlan
 
 pytestmark = QUIET
@@ -170,20 +171,6 @@ def relevant(shares, table, passes=None, weights=None, count=4):
     return Run("r", Path(), moments)
 
 
-@pytest.mark.parametrize(
-    ("table", "weights", "named"),
-    [
-        ({"x": {"a": 1.0, "b": 0.0, "c": 0.0}}, None, ["b"]),  # c has little anyway
-        ({"x": {"a": 1.0, "b": 0.0, "c": 0.0}, "y": {"a": 0.2, "b": 0.3, "c": 1.0}}, None, []),
-        ({"x": {"a": 1.0, "b": -0.1, "c": 0.1}, "y": {"a": 1.0, "b": 0.5, "c": 0.1}}, {"x": 1.0, "y": 0.0}, ["b"]),
-    ],
-)
-def test_a_large_dataset_that_helps_no_goal_is_named(table, weights, named):
-    found = relevant({"a": 0.4, "b": 0.5, "c": 0.1}, table, weights=weights).warnings()
-    assert [sentence.split()[0] for sentence in found] == named
-    assert all("50% of the draws" in sentence and "leave it out" in sentence for sentence in found)
-
-
 def test_a_dataset_that_is_learned_by_heart_is_named(tmp_path):
     table = {"x": {"a": 1.0, "b": 1.0}}
     (sentence,) = relevant({"a": 0.5, "b": 0.5}, table, {"a": 40.0, "b": 1.0}).warnings()
@@ -212,13 +199,97 @@ def test_a_run_under_way_is_compared_at_its_own_step_and_others_are_left_out():
     assert "up to step 100" in sentence
 
 
-def test_seeds_of_a_method_are_compared_by_their_mean():
-    def seeds(method, *losses, moved=()):
-        return [Run(method, Path(), list(moved), {"a": [(10.0, loss)]}, seed=i) for i, loss in enumerate(losses, 1)]
+def seeds(method, *losses, learned=False):
+    moved = [Moment(9, {"mixture": {"a": 1.0}})] if learned else []
+    return [Run(method, Path(), moved, {"a": [(10.0, loss)]}, seed=i) for i, loss in enumerate(losses, 1)]
 
-    moved = [Moment(9, {"mixture": {"a": 1.0}})]
-    ours, lucky, steady = seeds("learned", 1.0, 2.0, moved=moved), seeds("lucky", 0.5, 3.5), seeds("steady", 1.9, 1.8)
+
+def test_seeds_of_a_method_are_compared_by_their_mean():
+    ours, lucky = seeds("learned", 1.0, 1.1, 1.2, learned=True), seeds("lucky", 0.5, 3.5, 3.5)
+    steady = seeds("steady", 1.9, 1.8, 1.85)
     found = compared([*ours, *lucky, *steady])
     (sentence,) = found.verdict()
-    assert sentence.startswith("learned (2 seeds) is better than steady (2 seeds): mean dev loss 1.500 against 1.850")
-    assert [cell.number for cell in found.table("k").rows[0].values()] == [None, 1.5, 2.0, pytest.approx(1.85)]
+    assert sentence.startswith(
+        "learned (3 seeds) is better than steady (3 seeds): mean dev loss 1.100 ± 0.248 against 1.850 ± 0.124, "
+    )
+    half = 2.78 * ((0.01 + 0.0025) / 2 * 2 / 3) ** 0.5
+    assert f"{0.75 / 1.85:.1%} ± {half / 1.85:.1%} lower" in sentence
+    table = found.table("k")
+    assert [cell.number for cell in table.rows[0].values()] == pytest.approx([None, 1.1, 2.5, 1.85])
+    assert [cell.number for cell in table.rows[2].values()] == pytest.approx([None, 0.248, 4.300, 0.124], abs=1e-3)
+    assert found.tiles()[0][0] == "1.100 ± 0.248"
+
+
+def test_a_difference_within_the_interval_of_the_seeds_is_level():
+    ours, theirs = seeds("learned", 1.0, 1.2, 1.1, learned=True), seeds("uniform", 1.15, 1.3, 1.15)
+    assert compared([*ours, *theirs]).verdict()[0].startswith("learned (3 seeds) is level with uniform (3 seeds)")
+    assert compared([ours[0], theirs[0]]).verdict()[0].startswith("learned is better than uniform")  # one seed: unknown
+
+
+def test_one_dev_set_under_two_names_is_compared():
+    ours = Run("learned", Path(), [Moment(9, {"mixture": {"a": 1.0}})], {"a": [(10, 2.0), (20, 1.0)]})
+    theirs = Run("uniform", Path(), [], {"dev": [(10, 2.5), (20, 2.0)]})
+    first, second = compared([ours, theirs]).verdict()
+    assert first.startswith("learned is better than uniform: mean dev loss 1.000 against 2.000")
+    assert second == "uniform calls its dev set dev and not a: they are compared as the same data."
+    other = Run("uniform", Path(), [], {"dev": [(20, 2.0)]})  # evaluated less often: who knows
+    assert "uniform is not compared" in compared([ours, other]).verdict()[0]
+    assert [len(members) for _, members in groups_of([ours, theirs])] == [2]
+    assert [len(members) for _, members in groups_of([ours, other])] == [1, 1]
+
+
+def test_a_run_without_an_update_and_one_that_watches_are_not_learned():
+    start = Moment(0, {"mixture": {"a": 0.5, "b": 0.5}}, prior={"a": 0.9, "b": 0.1})
+    watched = Moment(9, {"mixture": {"a": 0.9, "b": 0.1}, "proposed": {"a": 0.2, "b": 0.8}}, prior=start.prior)
+    losses = {"a": [(10.0, 1.0)]}
+    planned, watch = Run("learned", Path(), [start], losses), Run("w", Path(), [watched], losses)
+    assert (planned.label, planned.learned, watch.learned) == ("learned (planned)", False, False)
+    assert planned.sentence() == "learned (planned): planned, no update yet: nothing is learned, 10 steps."
+    assert watch.sentence() == "w: watched by 1 update in 9 steps; it would have learned b 10% → 80%, a 90% → 20%."
+    ours, theirs = compared([watch, planned]).both
+    assert (ours.label, theirs.label) == ("learned (planned)", "w")
+
+
+# -------------------------------------------------------------------------------------------------- seeds by folder
+
+
+def evaluated(folder):
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("step,eval_loss/a\n10,1.5\n")
+
+
+@pytest.mark.parametrize(
+    ("folders", "methods"),
+    [
+        (["learned/seed-1", "learned/seed-2", "uniform/seed-1"], {"learned": [1, 2], "uniform": [1]}),
+        (["seed-1/learned", "seed-2/learned"], {"learned": [1, 2]}),
+        (["learned-1", "learned-2", "learned-3", "uniform-1", "uniform-2"], {"learned": [1, 2, 3], "uniform": [1, 2]}),
+        (["learned_seed7", "learned_seed9"], {"learned": [7, 9]}),
+        (["learned-0/version_0", "learned-1/version_0"], {"learned/version_0": [0, 1]}),
+        (["a/version_0", "a/version_1"], {"a/version_0": [1], "a/version_1": [1]}),
+        (["temperature-1", "temperature-5"], {"temperature-1": [1], "temperature-5": [1]}),
+        (["run-1"], {"run-1": [1]}),
+    ],
+)
+def test_seeds_of_any_trainer_are_found_by_their_folders(tmp_path, folders, methods):
+    for folder in folders:
+        evaluated(tmp_path / folder)
+    ((_, members),) = groups_of(find_runs([tmp_path]))
+    assert {method: [run.seed for run in of] for method, of in by_method(members).items()} == methods
+
+
+def test_all_runs_are_named_and_those_without_an_evaluation(tmp_path):
+    for name in ("uniform-1", "uniform-2", *(f"fixed{letter}" for letter in "abcde")):
+        evaluated(tmp_path / name)
+    save_history(updates("ab"), tmp_path / "learned")  # without an evaluation
+    evaluated(tmp_path / "young")
+    (tmp_path / "young" / "metrics.csv").write_text("step,eval_loss/a\n")
+    printed = report([tmp_path], tmp_path / "out").summaries
+    named = "fixeda, fixedb, fixedc, fixedd, fixede, uniform (seeds 1, 2)"
+    assert any(named in sentence and "first is drawn" in sentence for sentence in printed)
+    assert any("young" in sentence and "Left out" in sentence for sentence in printed)
+    evaluated(tmp_path / "a" / "uniform")
+    save_history(updates("ab"), tmp_path / "a" / "learned")
+    (tmp_path / "a" / "learned" / "metrics.csv").write_text("step,eval_loss/a\n10,1.0\n")
+    save_history(updates("ab"), tmp_path / "a" / "late")
+    assert "Without an evaluation yet: late." in report([tmp_path / "a"], tmp_path / "b").summaries

@@ -16,7 +16,7 @@ REPETITION = 15.0  # R: passes after which a repeated example is worth 1/e of a 
 MAX_PASSES = 1 + REPETITION  # planned over a dataset, unless R is larger or a proportional mixture makes more
 OTHERS = 0.22  # relevance by names of a dataset to the dev set of another: 0.22^2 = 0.05 of an example of its own
 _POWER = 0.5  # examples are exchanged at A^2 of their relevance; 1 would go to corners
-_FLOOR = 0.1  # of the smaller of its proportional and its uniform share: the least share of a dataset
+FLOOR = 0.1  # of the smaller of its proportional and its uniform share: the least share of a dataset
 _MIN_REPETITION = 0.5  # at 0 the optimum is not unique
 _NOTHING = 1e-9  # share of a dataset that helps nobody: it takes the draws that caps leave over
 _ROUNDS = 200
@@ -72,7 +72,7 @@ def planned(
     size, weights = np.asarray(sizes, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     worth = np.maximum(np.broadcast_to(np.asarray(repetition, dtype=np.float64), size.shape), _MIN_REPETITION)
     proportional = size / size.sum()
-    least = _FLOOR * np.minimum(1 / len(size), proportional) * draws
+    least = FLOOR * np.minimum(1 / len(size), proportional) * draws
     most = size * most_passes(size, draws, worth) if cap else np.full(len(size), draws)
     drawn = np.clip(np.full(len(size), draws / len(size)), least, most)
     for _ in range(_ROUNDS):

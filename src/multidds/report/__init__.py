@@ -11,6 +11,7 @@ aze-eng,11.25
 <BLANKLINE>
 """
 
+from .comparison import half_interval, with_interval
 from .page import Application, Report, Section, report, tiles_of
 from .run import Run, by_method, read_run
 from .table import Cell, ReportTable, Row, as_csv, number, text
@@ -25,9 +26,11 @@ __all__ = [
     "Section",
     "as_csv",
     "by_method",
+    "half_interval",
     "number",
     "read_run",
     "report",
     "text",
     "tiles_of",
+    "with_interval",
 ]

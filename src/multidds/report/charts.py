@@ -109,7 +109,11 @@ def lines(
 
 
 def heat(
-    dev: Sequence[str], train: Sequence[str], tables: Sequence[tuple[int, list[list[Estimate]]]], title: str
+    dev: Sequence[str],
+    train: Sequence[str],
+    tables: Sequence[tuple[int, list[list[Estimate]]]],
+    title: str,
+    caption: str,
 ) -> Markup:
     """Returns values with their errors, [dev, train], at several steps: a table in colours, a slider over the steps."""
     tables = evenly(tables, _TABLES)
@@ -132,8 +136,9 @@ def heat(
     small = " many" if len(train) > 12 else ""
     return Markup(
         f'<div class="chart heat{small}" role="group" aria-label="{escape(title)}">{slider if len(tables) > 1 else ""}'
-        f'<div class="wide"><table><caption>rows: dev sets (goals); columns: datasets; blue helps, red harms</caption>'
-        f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table></div>{_embedded(data)}</div>"
+        f'<div class="wide"><table>'
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f'<p class="note">{escape(caption)}</p>{_embedded(data)}</div>'
     )
 
 

@@ -1,16 +1,38 @@
 """Methods compared by the evaluations of their runs: is the learned mixture better than the static ones? Pure."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, variance
 
 from . import charts
 from .rows import ChartRow
-from .run import Run, by_method
+from .run import Run, by_method, one_goal
 from .table import ReportTable, number, text
 
 _LEVEL = 0.005  # of the loss: a difference that is smaller is called level
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # Student's t at 1, 2, ... degrees of freedom
+
+
+def half_interval(*samples: Sequence[float]) -> float | None:
+    """Returns half of the 95% interval of a mean, or of the difference of two means, which share a variance.
+
+    None if all samples have one value only.
+
+    >>> half_interval([1.0, 2.0, 3.0])
+    2.4826...
+    """
+    free = sum(len(values) - 1 for values in samples)
+    if not free:
+        return None
+    squares = sum((len(values) - 1) * variance(values) for values in samples if len(values) > 1)
+    t = _T95[free - 1] if free <= len(_T95) else 1.96 + 2.7 / free
+    return t * math.sqrt(squares / free * sum(1 / len(values) for values in samples))
+
+
+def with_interval(value: float, half: float | None, pattern: str = ".3f") -> str:
+    """Formats a value and half of its interval: '1.500 ± 0.031'."""
+    return format(value, pattern) + ("" if half is None else f" ± {format(half, pattern.lstrip('+'))}")
 
 
 @dataclass(frozen=True)
@@ -26,7 +48,7 @@ class Evaluated:
 
     @property
     def label(self) -> str:
-        return self.runs[0].label if len(self.runs) == 1 else f"{self.runs[0].method} ({len(self.runs)} seeds)"
+        return self.runs[0].label if len(self.runs) == 1 else f"{self.runs[0].title} ({len(self.runs)} seeds)"
 
     @property
     def steps(self) -> list[float]:
@@ -36,7 +58,17 @@ class Evaluated:
     @property
     def best(self) -> float:
         """The lowest mean, as the mean over seeds."""
-        return fmean(min(means.values()) for means in self.means)
+        return fmean(self.lowest)
+
+    @property
+    def lowest(self) -> list[float]:
+        """The lowest mean of each run."""
+        return [min(means.values()) for means in self.means]
+
+    @property
+    def shown(self) -> str:
+        """The best, with its interval if there are several seeds."""
+        return with_interval(self.best, half_interval(self.lowest))
 
     @property
     def line(self) -> list[tuple[float, float]]:
@@ -60,12 +92,14 @@ class Comparison:
     weights: {dev set: weight} of the means.
     until: the last step that is compared, if some runs went further; None: all have ended at the same step.
     others: runs that were evaluated on other dev sets, and are not compared.
+    renamed: {method: what it calls the one dev set of all}.
     """
 
     methods: list[Evaluated]
     weights: dict[str, float]
     until: float | None = None
     others: Sequence[Run] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -74,9 +108,10 @@ class Comparison:
 
     @property
     def both(self) -> tuple[Evaluated, Evaluated] | None:
-        """The first learned method and the best static one, if there are both."""
-        learned = [one for one in self.methods if one.runs[0].updates]
-        static = [one for one in self.methods if not one.runs[0].updates]
+        """The first learned or planned method and the best static one, if there are both."""
+        learned = [one for one in self.methods if one.runs[0].learned]
+        learned += [one for one in self.methods if one.runs[0].planned]
+        static = [one for one in self.methods if one not in learned]
         return (learned[0], min(static, key=lambda one: one.best)) if learned and static else None
 
     def verdict(self) -> list[str]:
@@ -95,22 +130,29 @@ class Comparison:
             f"{_listed(run.evaluations)}, and not {_listed(self.weights)}."
             for run in self.others
         ]
+        left_out += [
+            f"{method} calls its dev set {name} and not {_listed(self.weights)}: they are compared as the same data."
+            for method, name in self.renamed.items()
+        ]
         if self.both is None:
             return left_out
         ours, theirs = self.both
         change = (ours.best - theirs.best) / (abs(theirs.best) or 1.0)
-        word = "level with" if abs(change) < _LEVEL else "better than" if change < 0 else "worse than"
+        half = half_interval(ours.lowest, theirs.lowest)
+        half = None if half is None else half / (abs(theirs.best) or 1.0)
+        level = abs(change) < max(_LEVEL, half or 0.0)
+        word = "level with" if level else "better than" if change < 0 else "worse than"
         lower = sum(ours.loss(name) < theirs.loss(name) for name in self.weights)
         sets = f"; lower on {lower} of {len(self.weights)} dev sets" if len(self.weights) > 1 else ""
         return [
-            f"{ours.label} is {word} {theirs.label}: {self.kind} {ours.best:.3f} against {theirs.best:.3f}, "
-            f"{abs(change):.1%} {'lower' if change < 0 else 'higher'}{sets}"
+            f"{ours.label} is {word} {theirs.label}: {self.kind} {ours.shown} against {theirs.shown}, "
+            f"{with_interval(abs(change), half, '.1%')} {'lower' if change < 0 else 'higher'}{sets}"
             + ("." if self.until is None else f"; up to step {self.until:,.0f}, the last that all runs have."),
             *left_out,
         ]
 
     def tiles(self) -> list[tuple[str, str]]:
-        return [(f"{one.best:.3f}", f"{self.kind}, {one.label}") for one in self.both or ()]
+        return [(one.shown, f"{self.kind}, {one.label}") for one in self.both or ()]
 
     def table(self, key: str) -> ReportTable:
         """Returns the losses on each dev set, at the evaluation with the lowest mean of each run."""
@@ -121,9 +163,14 @@ class Comparison:
             cells = {label: number(loss, ".4f", bold=loss == lowest) for label, loss in losses.items()}
             table.rows.append({"dev set": text(name)} | cells)
         means = {one.label: number(one.best, ".4f") for one in self.methods}
+        halves = {one.label: number(half_interval(one.lowest), ".4f") for one in self.methods}
+        several = any(len(one.runs) > 1 for one in self.methods)
         steps = {one.label: number(fmean(one.steps), ",.0f") for one in self.methods}
-        table.rows += [{"dev set": text(self.kind)} | means, {"dev set": text("at step")} | steps]
-        seeds = "means over seeds" if any(len(one.runs) > 1 for one in self.methods) else "one run each"
+        table.rows.append({"dev set": text(self.kind)} | means)
+        if several:
+            table.rows.append({"dev set": text("± (95% interval over seeds)")} | halves)
+        table.rows.append({"dev set": text("at step")} | steps)
+        seeds = "means over seeds" if several else "one run each"
         table.notes = [f"Each run at its evaluation with the lowest mean. Bold: the lowest; {seeds}, no test."]
         return table
 
@@ -136,7 +183,15 @@ class Comparison:
 def compared(runs: Sequence[Run]) -> Comparison | None:
     """Compares runs by the dev sets that all of them have; None if fewer than two methods were evaluated."""
     evaluated = [run for run in runs if run.evaluations]
-    first = max(evaluated, key=lambda run: bool(run.updates)).evaluations if evaluated else {}  # of a learned run
+    if not evaluated:
+        return None
+    main = max(evaluated, key=lambda run: run.learned)
+    first, renamed = main.evaluations, {}
+    for i, run in enumerate(evaluated):
+        if not run.evaluations.keys() & first.keys() and one_goal(run, main):
+            ((name, points),) = run.evaluations.items()
+            renamed[run.method] = name
+            evaluated[i] = replace(run, evaluations={next(iter(first)): points})
     others = [run for run in evaluated if not run.evaluations.keys() & first.keys()]
     evaluated = [run for run in evaluated if run.evaluations.keys() & first.keys()]
     names = [name for name in first if all(name in run.evaluations for run in evaluated)]
@@ -153,7 +208,7 @@ def compared(runs: Sequence[Run]) -> Comparison | None:
     last = min(ends)  # a run may be under way
     common = [one.until(last) for one in found]
     until = last if max(ends) > last and all(all(one.means) for one in common) else None
-    return Comparison(found if until is None else common, weights, until, others)
+    return Comparison(found if until is None else common, weights, until, others, renamed)
 
 
 def _means(run: Run, weights: dict[str, float]) -> dict[float, float]:

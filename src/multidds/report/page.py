@@ -19,6 +19,7 @@ from .._base.escaping import file_name
 from .._base.files import LOCK, locked, write_whole
 from ..history import plot, style
 from .comparison import compared
+from .explanation import droppable, explained, unnamed_goal
 from .rows import ChartRow, rows_of
 from .run import Run, by_method, find_runs, groups_of
 from .table import ReportTable, as_csv, mixture_table
@@ -49,6 +50,8 @@ class Section:
     summaries: list[str] = field(default_factory=list)
     tiles: list[tuple[str, str]] = field(default_factory=list)  # (value, caption)
     warnings: list[str] = field(default_factory=list)
+    shares: list[str] = field(default_factory=list)  # a heading, and why each dataset has its share
+    notes: list[str] = field(default_factory=list)  # which runs there are, and what would help the reader
     rows: list[ChartRow] = field(default_factory=list)
     labelled: bool = True  # whether panels need the name of their run
     scores: ReportTable | None = None  # the main result: right behind the first row
@@ -87,19 +90,22 @@ def report(folders: Sequence[Path], out: Path, application: Application | None =
 
 def _write(runs: list[Run], out: Path, application: Application | None) -> Report:
     sections = []
-    for name, members in groups_of(runs):
+    for name, members in groups_of(run for run in runs if not run.empty):
         sections.append(_section(name, members, out))
         if application is not None:
             application.fill(sections[-1], members)
+    if empty := [str(run.folder) for run in runs if run.empty]:
+        sections[-1].notes.append(f"Left out, without a mixture or an evaluation yet: {', '.join(empty)}.")
     overview = application.list_of_runs(runs) if application else ReportTable("runs", "The runs")
     scores = [section.scores for section in sections if section.scores]
     for table in [*scores, *(table for section in sections for table in section.tables), overview]:
         if table.rows:
             write_whole(out / "tables" / f"{file_name(table.key)}.csv", as_csv(table))
     summaries = [sentence for section in sections for sentence in section.summaries]
+    printed = [sentence for section in sections for sentence in (*section.summaries, *section.shares, *section.notes)]
     title = sections[0].name if len(sections) == 1 else f"{len(sections)} settings"
     write_whole(out / "report.html", _page(title=title, summaries=summaries, sections=sections, runs=overview))
-    return Report(out / "report.html", summaries, scores)
+    return Report(out / "report.html", printed, scores)
 
 
 def _section(name: str, runs: list[Run], out: Path) -> Section:
@@ -110,6 +116,8 @@ def _section(name: str, runs: list[Run], out: Path) -> Section:
     section = Section(name, tiles=tiles_of(shown[0]), rows=rows_of(shown), labelled=len(firsts) > 1)
     section.summaries = [run.sentence() for run in shown if run.updates] or [run.sentence() for run in shown]
     section.warnings = [f"{run.label}: {sentence}" for run in shown for sentence in run.warnings()]
+    section.shares = explained(shown[0])
+    section.notes = [*filter(None, (droppable(shown[0]), unnamed_goal(shown[0]))), *_about_runs(runs)]
     if (comparison := compared(runs)) is not None:
         section.summaries[:0] = comparison.verdict()
         section.tiles[:0] = comparison.tiles()
@@ -126,6 +134,18 @@ def _section(name: str, runs: list[Run], out: Path) -> Section:
             section.files.append(_write_mixture(key, run, out))
             section.tables.append(mixture_table(key, run))
     return section
+
+
+def _about_runs(runs: Sequence[Run]) -> list[str]:
+    """Returns the names of all runs, if there are several, and of those without an evaluation."""
+    if len(runs) == 1:
+        return []
+    seeds = {of[0].title: [run.seed for run in of] for of in by_method(runs).values()}
+    named = [f"{name} (seeds {', '.join(map(str, of))})" if len(of) > 1 else name for name, of in seeds.items()]
+    first = " Of several seeds the first is drawn." if len(seeds) < len(runs) else ""
+    sentences = [f"{len(runs)} runs: {', '.join(named)}.{first}"]
+    missing = [run.label for run in runs if not run.evaluations]
+    return [*sentences, f"Without an evaluation yet: {', '.join(missing)}."] if missing else sentences
 
 
 def _write_mixture(key: str, run: Run, out: Path) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """Rows of charts, each of several runs side by side: shares, what moved them, relevance, rewards, losses, passes."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,18 +20,37 @@ _MOVED = (
     "length, by learning, by both. Signal: the share of the evidence that is not noise."
 )
 _RELEVANCE = (
-    "Relevance of each dataset (column) to each dev set (row), by gradients: of all updates so far, with the best "
-    "dataset of a row at 1; or the cosines of one update. Blue helps, no colour does not, red harms; move the slider."
+    "What each dataset (column) is worth to each dev set (row), by gradients. The slider goes through the updates."
+)
+_BY_EVIDENCE = (
+    "By all updates so far: 1 is the best dataset of a row, 0 the average one (no colour). Below 0 (red) a dataset is "
+    "of less use than the average one."
+)
+_BY_COSINES = "Cosines of the gradients at one update: blue helps, no colour does not, red harms."
+_OVER_TIME = (
+    "The same relevance at every update, as the mean over the dev sets by their weights, with its standard error."
+)
+_COSINES = (
+    "The mean cosine with the dev sets at every update, with its noise. What all datasets have in common moves nothing."
+)
+_WORTH = (
+    "One more pass over a dataset, in new examples of it: 1 is as good as new, 0 of no use, below 0 it harms. By the "
+    "last four updates, with the standard error, for datasets with a dev set of their name. Beside it: passes so far."
 )
 
 
 @dataclass(frozen=True)
 class ChartRow:
-    """The same chart of several runs, side by side: panels are (label of the run, chart)."""
+    """The same chart of several runs, side by side.
+
+    panels: (label of the run, chart).
+    folded: whether it is shown only if its heading is pressed.
+    """
 
     title: str
     caption: str
     panels: list[tuple[str, Markup]]
+    folded: bool = False
 
 
 def rows_of(runs: Sequence[Run]) -> list[ChartRow]:
@@ -38,6 +58,7 @@ def rows_of(runs: Sequence[Run]) -> list[ChartRow]:
     if not runs:
         return []
     first = max(runs, key=lambda run: len(run.updates) > 0)  # the first that moved, if any did
+    cosines = "Cosines of single updates"
     names = top_movers(first.moments, charts.MOST)
     colours = charts.colours_of(names)
     shares = "The share of each dataset in the draws, from the first step on."
@@ -47,6 +68,10 @@ def rows_of(runs: Sequence[Run]) -> list[ChartRow]:
     def group(key: str, errors: str = "") -> Callable[[Run], Markup]:
         return lambda run: _group(run, key, names, colours, errors)
 
+    def worth(run: Run) -> Markup:
+        chart = group("worth", "worth_error")(run)
+        return Markup('<div class="side-by-side">{}{}</div>').format(chart, group("passes")(run)) if chart else NOTHING
+
     makers: list[tuple[str, str, Callable[[Run], Markup]]] = [
         ("What the mixture did", shares, lambda run: _shares(run, names, runs)),
         (
@@ -54,20 +79,31 @@ def rows_of(runs: Sequence[Run]) -> list[ChartRow]:
             _RELEVANCE,
             lambda run: _relevance(run, top_movers(first.moments, _MOST_CELLS)),
         ),
+        ("Relevance over time", _OVER_TIME, lambda run: _relevance_lines(run, names, colours)),
+        (cosines, _COSINES, lambda run: group("reward", "noise")(run) if run.tables else NOTHING),
+        (
+            "Rewards",
+            "The reward of each dataset at every update, with its noise.",
+            lambda run: NOTHING if run.tables else group("reward", "noise")(run),
+        ),
         ("What moved the mixture", _MOVED, _facts),
-        ("Rewards", "The reward of each dataset at every update, with its noise.", group("reward", "noise")),
         (
             "Dev losses",
             "Of whole dev sets if they were evaluated, else of the probes.",
             lambda run: _dev_losses(run, names, colours),
         ),
-        ("Passes over the data", "Passes over each dataset so far.", group("passes")),
+        ("What is one more pass worth?", _WORTH, worth),
+        (
+            "Passes over the data",
+            "Passes over each dataset so far.",
+            lambda run: NOTHING if worth(run) else group("passes")(run),
+        ),
     ]
-    rows = []
+    rows: list[ChartRow] = []
     for title, caption, make in makers:
         panels = [(run.label, chart) for run in runs if (chart := make(run))]
         if panels:
-            rows.append(ChartRow(title, caption, panels))
+            rows.append(ChartRow(title, caption, panels, folded=title == cosines))
     return rows
 
 
@@ -138,4 +174,28 @@ def _relevance(run: Run, train: Sequence[str]) -> Markup:
         for moment in tables
         if all(d in moment.relevance for d in dev)
     ]
-    return charts.heat(dev, train, cells, f"{run.label}: which data helps which goal")
+    caption = _BY_EVIDENCE if run.tables else _BY_COSINES
+    return charts.heat(dev, train, cells, f"{run.label}: which data helps which goal", caption)
+
+
+def _relevance_lines(run: Run, names: Sequence[str], colours: Mapping[str, str]) -> Markup:
+    """Returns the mean over the dev sets of the relevance, by their weights."""
+    if len(run.tables) < 2:
+        return NOTHING
+    dev = [name for name in run.relevance if run.is_goal(name) and all(name in table for _, table in run.tables)]
+    weights = {name: run.weights.get(name, 1.0) for name in dev}
+    total = sum(weights.values())
+    series, noise = {}, {}
+    for name in names:
+        known = [(step, table) for step, table in run.tables if all(name in table[d] for d in dev)]
+        if not dev or not known:
+            continue
+        series[name] = [
+            (float(step), sum(weights[d] * table[d][name][0] for d in dev) / total) for step, table in known
+        ]
+        noise[name] = [
+            math.hypot(*(weights[d] * (table[d][name][1] or 0.0) for d in dev)) / total for _, table in known
+        ]
+    if not series:
+        return NOTHING
+    return charts.lines(series, "relevance", f"{run.label}: relevance over time", noise, colours=colours, first=0)

@@ -1,24 +1,29 @@
 """A run of any trainer, by the files that it left, and the runs that can be compared with each other.
 
 A run has a history of its mixture, evaluations of its own, or both. Without a history it is static: its evaluations are
-enough to compare it. A method is called what its folder is called, and a seed is the folder seed-N of its method.
+enough to compare it. A method is called what its folder is called. Seeds are its folders seed-1, seed-2, ..., or
+folders whose names differ in their last number only, from 0 or 1 on.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 from .._base.errors import UserError
-from .._base.text import movers
-from ..history import Moment, evaluations_of, find_history, moments_of, moved_by
-from ..mixture.planned import MAX_PASSES
+from .._base.text import movers, worth_text
+from ..history import Moment, Relevance, evaluations_of, find_history, moments_of, moved_by
+from ..mixture.planned import FLOOR, MAX_PASSES
 from .charts import percent
 
 _MOST_NAMED = 5  # datasets in a warning
+_AT_FLOOR = 1.2  # of the least share: sizes are estimated from passes
+_SEED = re.compile(r"(?:(.+)[-_])?seed[-_]?(\d+)")
+_NUMBERED = re.compile(r"(?!checkpoint-)([^/]+)[-_](\d+)(/version_\d+)?")
 
 
 @dataclass
@@ -33,6 +38,7 @@ class Run:
     passes: {dataset: passes over it}; empty: those of the last update.
     most_passes: over a dataset, unless a proportional mixture makes more; beyond, it is learned by heart.
     seed: of this run.
+    alike: (its settings without the seed, its seed); None: they are not known.
     setting: a name for the data, if it is known. Runs of different settings are not compared.
     rank: the lowest stands first, and is the learned method that a report is about.
     """
@@ -45,6 +51,7 @@ class Run:
     passes: dict[str, float] = field(default_factory=dict)
     most_passes: float = MAX_PASSES
     seed: int = 1
+    alike: tuple[str, int] | None = None
     setting: str = ""
     rank: int = 0
 
@@ -55,8 +62,32 @@ class Run:
         self.passes = self.passes or (self.moments[-1].groups.get("passes", {}) if self.moments else {})
 
     @property
+    def title(self) -> str:
+        """The method, and whether it is a plan only: there was no update yet, and nothing is learned."""
+        return f"{self.method} (planned)" if self.planned else self.method
+
+    @property
     def label(self) -> str:
-        return self.method if self.seed == 1 else f"{self.method}, seed {self.seed}"
+        return self.title if self.seed == 1 else f"{self.title}, seed {self.seed}"
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has neither a mixture nor an evaluation yet."""
+        return not self.moments and not self.evaluations
+
+    @property
+    def planned(self) -> bool:
+        return bool(self.moments and self.prior) and not self.updates
+
+    @property
+    def watched(self) -> dict[str, float]:
+        """The mixture that would have been learned, if the run only watched; else empty."""
+        return self.moments[-1].groups.get("proposed", {}) if self.moments else {}
+
+    @property
+    def learned(self) -> bool:
+        """Whether its mixture was moved by updates."""
+        return bool(self.updates) and not self.watched
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -88,71 +119,85 @@ class Run:
         """The facts of the last moment that has some."""
         return next((moment.facts for moment in reversed(self.moments) if moment.facts), {})
 
+    @property
+    def tables(self) -> list[tuple[int, Relevance]]:
+        """[(step, relevance)] of the updates that estimated it; cosines of single updates have no errors."""
+        known = [(moment.step, moment.relevance) for moment in self.moments if moment.relevance]
+        return [
+            (step, table)
+            for step, table in known
+            if any(error is not None for row in table.values() for _, error in row.values())
+        ]
+
+    @cached_property
+    def relevance(self) -> Relevance:
+        """The last of `tables`; empty if there is none."""
+        return self.tables[-1][1] if self.tables else {}
+
+    def is_goal(self, dev: str) -> bool:
+        """Returns whether a dev set has a weight."""
+        return self.weights.get(dev, 1.0) > 0
+
     def sentence(self) -> str:
         if not self.updates:
-            return f"{self.label}: a static mixture, {self.steps:,} steps."
-        start, last = self.start, self.moments[-1].mixture
+            kind = "planned, no update yet: nothing is learned" if self.planned else "a static mixture"
+            return f"{self.label}: {kind}, {self.steps:,} steps."
+        start, last = self.start, self.watched or self.moments[-1].mixture
         moves = ", ".join(
             f"{name} {percent(start.get(name, last[name]))} → {percent(last[name])}" for name in movers(last, start, 3)
         )
         updates = f"{len(self.updates):,} update" + ("" if len(self.updates) == 1 else "s")
+        if self.watched:
+            return (
+                f"{self.label}: watched by {updates} in {self.moments[-1].step:,} steps; it would have learned {moves}."
+            )
         moved = moved_by(self.facts)
         return f"{self.label}: {updates} in {self.moments[-1].step:,} steps; {moved}{moved and ': '}{moves}."
 
     def warnings(self) -> list[str]:
-        """Returns sentences about datasets that are drawn often and help no dev set, or are learned by heart."""
-        sentences = [
-            f"{name} gets {percent(share)} of the draws and helps no dev set that counts: its best measured "
-            f"relevance is {best:.2f}. Look at its examples (another language, copies, noise?); leave it out, or limit "
-            "its share."
-            for name, share, best in islice(self._useless(), _MOST_NAMED)
+        """Returns sentences about datasets that are learned by heart."""
+        sizes = self._sizes()
+        proportional = sum(sizes[name] * self.passes[name] for name in sizes) / sum(sizes.values()) if sizes else 0.0
+        most = max(self.most_passes, proportional)
+        measured = self.moments[-1].groups.get("worth", {}) if self.moments else {}
+        often = [
+            name
+            for name, passes in self.passes.items()
+            if passes > most + 1 and (name not in measured or self.enough(name))  # the plan goes up to that
         ]
-        most = max(self.most_passes, self._proportional_passes())
-        often = [name for name, passes in self.passes.items() if passes > most + 1]  # the plan goes up to that
         often.sort(key=lambda name: -self.passes[name])
-        if often:
-            named = ", ".join(f"{name} ({self.passes[name]:.0f} times)" for name in often[:_MOST_NAMED])
-            others = f" and {len(often) - _MOST_NAMED} more" if len(often) > _MOST_NAMED else ""
-            sentences.append(
-                f"{named}{others}: after {most:.0f} passes or so a model learns examples by heart. Add data like it, "
-                "limit its passes, or train for fewer steps."
-            )
-        return sentences
+        if not often:
+            return []
+        named = ", ".join(f"{name} ({self.passes[name]:.0f} times)" for name in often[:_MOST_NAMED])
+        others = f" and {len(often) - _MOST_NAMED} more" if len(often) > _MOST_NAMED else ""
+        return [
+            f"{named}{others}: after {most:.0f} passes or so a model learns examples by heart. Add data like it, "
+            "limit its passes, or train for fewer steps."
+        ]
 
-    def _useless(self) -> Iterator[tuple[str, float, float]]:
-        """Yields (dataset, share, its best relevance) if the share is above an equal one and the relevance not above 0.
+    def enough(self, name: str) -> str:
+        """Returns that a dataset has had enough, if the worth of one more pass says so; else an empty string."""
+        last = self.moments[-1].groups
+        worth, error = (last.get(key, {}).get(name, math.nan) for key in ("worth", "worth_error"))
+        return worth_text(worth, error, self.passes.get(name, 0.0))
 
-        The relevance is the mean of the later half of the updates: cosines of one update are noise.
-        """
-        tables = [moment.relevance for moment in self.moments if moment.relevance]
-        if not tables:
-            return
-        tables = tables[len(tables) // 2 :]
-        last = self.moments[-1].mixture
-        dev = [name for name in tables[-1] if self.weights.get(name, 1.0) > 0]
-        for name, share in sorted(last.items(), key=lambda item: -item[1]):
-            values = [
-                sum(table[d][name][0] for table in tables) / len(tables)
-                for d in dev
-                if all(name in table.get(d, {}) for table in tables)
-            ]
-            if values and share > 1 / len(last) and max(values) <= 0:
-                yield name, share, max(values)
+    def at_floor(self, name: str) -> bool:
+        """Returns whether a dataset has the least share of a plan; False if sizes are not known."""
+        sizes = self._sizes()
+        if sizes.keys() != set(self.names):
+            return False
+        least = FLOOR * min(1 / len(sizes), sizes[name] / sum(sizes.values()))
+        return self.moments[-1].mixture[name] < _AT_FLOOR * least
 
-    def _proportional_passes(self) -> float:
-        """Returns the passes over every dataset that the same draws would have made in proportion to the sizes.
-
-        A size is the draws of a dataset over its passes, and the draws follow from the mixtures so far.
-        """
+    def _sizes(self) -> dict[str, float]:
+        """Returns {dataset: its size, in a common unit}: draws, by the mixtures so far, over passes."""
         spans = [(now.mixture, after.step - now.step) for now, after in pairwise(self.moments)]
         spans = spans or [(moment.mixture, 1) for moment in self.moments]
-        drawn = {
-            name: sum(mixture.get(name, 0.0) * steps for mixture, steps in spans)
+        return {
+            name: sum(mixture.get(name, 0.0) * steps for mixture, steps in spans) / passes
             for name, passes in self.passes.items()
             if passes > 0
         }
-        sizes = sum(share / self.passes[name] for name, share in drawn.items())
-        return sum(drawn.values()) / sizes if sizes else 0.0
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -160,19 +205,23 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 def read_run(folder: Path) -> Run:
     """Reads the run in a folder. A UserError if there is none, or if its files are something else."""
-    where, seed = folder.resolve(), 1
-    if numbered := re.fullmatch(r"seed-(\d+)", where.name):
-        where, seed = where.parent, int(numbered[1])
-    method = f"{where.parent.name}/{where.name}" if where.name.startswith("version_") else where.name
+    where, version, seed = folder.resolve(), "", 1
+    if where.name.startswith("version_"):
+        where, version = where.parent, f"/{where.name}"
+    method = where.name
+    if numbered := _SEED.fullmatch(where.name):
+        method, seed = numbered[1] or where.parent.name, int(numbered[2])
+    elif numbered := _SEED.fullmatch(where.parent.name):
+        seed = int(numbered[2])
     try:
-        return Run(method, folder, moments_of(folder), evaluations_of(folder), seed=seed)
+        return Run(method + version, folder, moments_of(folder), evaluations_of(folder), seed=seed)
     except (ValueError, KeyError, TypeError) as error:
         message = str(error) if isinstance(error, ValueError) else f"{folder}: is no history of a mixture."
         raise UserError(message) from None
 
 
 def find_runs(folders: Iterable[Path], read: Callable[[Run], Run] = lambda run: run) -> list[Run]:
-    """Returns the runs in folders and below them.
+    """Returns the runs in folders and below them, at least one with content.
 
     folders: runs, or folders that hold some.
     read: returns a run with what an application knows of it.
@@ -182,7 +231,7 @@ def find_runs(folders: Iterable[Path], read: Callable[[Run], Run] = lambda run: 
         if not folder.exists():
             raise UserError(f"{folder}: there is no such folder.")
         found = {run.folder.resolve(): read(run) for run in _runs_in(folder)}
-        if not found:
+        if all(run.empty for run in found.values()):
             raise UserError(
                 f"{folder}: is not a run, and there is none below it (a run has a mixture.jsonl, a trainer_state.json "
                 "or a metrics.csv, with a mixture or evaluations in it)."
@@ -194,9 +243,7 @@ def find_runs(folders: Iterable[Path], read: Callable[[Run], Run] = lambda run: 
 def _runs_in(folder: Path) -> Iterator[Run]:
     versions = [path for path in folder.glob("version_*") if path.is_dir()] if folder.is_dir() else []
     if not versions and find_history(folder) is not None:
-        run = read_run(folder)
-        if run.moments or run.evaluations:
-            yield run
+        yield read_run(folder)
     elif folder.is_dir():
         for inner in sorted(folder.iterdir()):
             if inner.is_dir() and not inner.is_symlink():
@@ -216,6 +263,7 @@ def groups_of(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
         else:
             groups.append([run])
     for members in groups:
+        _join_seeds(members)
         labels = [run.label for run in members]
         for run in members:
             if labels.count(run.label) > 1:
@@ -228,8 +276,34 @@ def groups_of(runs: Iterable[Run]) -> list[tuple[str, list[Run]]]:
 
 
 def _fits(run: Run, first: Run) -> bool:
-    same = set(run.names) == set(first.names) if run.names else bool(run.evaluations.keys() & first.evaluations.keys())
+    if run.names:
+        same = set(run.names) == set(first.names)
+    else:
+        same = bool(run.evaluations.keys() & first.evaluations.keys()) or one_goal(run, first)
     return same and run.setting == first.setting
+
+
+def one_goal(run: Run, other: Run) -> bool:
+    """Returns whether both have one dev set each, evaluated equally often: the same data, whatever its name."""
+    counts, others = ([len(points) for points in one.evaluations.values()] for one in (run, other))
+    return counts == others and len(counts) == 1
+
+
+def _join_seeds(runs: list[Run]) -> None:
+    """Makes runs seeds of one method whose settings are alike, or whose names differ in a number from 0 or 1 on."""
+    alike: dict[tuple[object, ...], list[tuple[int, str, Run]]] = {}
+    for run in runs:
+        if run.alike is not None:
+            alike.setdefault(("settings", run.alike[0]), []).append((run.alike[1], run.method, run))
+        elif numbered := _NUMBERED.fullmatch(run.method):
+            method = numbered[1] + (numbered[3] or "")
+            alike.setdefault((method, run.learned), []).append((int(numbered[2]), method, run))
+    for (kind, _), found in alike.items():
+        seeds = sorted(seed for seed, _, _ in found)
+        distinct = len(set(seeds)) == len(seeds) > 1
+        if distinct and (kind == "settings" or seeds in (list(range(len(seeds))), list(range(1, len(seeds) + 1)))):
+            for seed, _, run in found:
+                run.method, run.seed = found[0][1], seed
 
 
 def _name(members: list[Run]) -> str:

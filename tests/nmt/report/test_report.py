@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_runs import RELATED, make_run, paper_runs, read_lines, report, write_mixture
+from made_runs import RELATED, make_run, paper_runs, read_lines, report
 from toy_runs import mistake
 
 from multidds._base.errors import UserError
@@ -58,11 +58,13 @@ def test_the_runs_of_these_tests_have_the_keys_of_real_ones(tiny, tmp_path):
     real, by_hand = (read_lines(run, "mixture.jsonl") for run in (tiny / "runs" / "tiny", made))
     for key in ("run", "reward", "eval_loss"):  # of a start, an update and a validation
         keys = [next(set(line) for line in lines if key in line) for lines in (real, by_hand)]
-        assert keys[0] - {"noise", "signal", "worth", "worth_error"} == keys[1], key  # not of the paper's rule
+        assert keys[0] - {"noise", "signal", "worth", "worth_error", "held"} == keys[1], key  # not of the paper's rule
     for file in ("config.json", "scores.json"):
         keys = [set(json.loads((run / file).read_text())) for run in (tiny / "runs" / "tiny", made)]
         assert keys[1] <= keys[0], file
-    (sentence,) = report([tiny / "runs" / "tiny"], tmp_path / "report").summaries
+    sentence, *shares, note = report([tiny / "runs" / "tiny"], tmp_path / "report").summaries
+    assert len(shares) == 1 + len(json.loads((tiny / "runs" / "tiny" / "config.json").read_text())["pairs"])
+    assert note.startswith("Which dataset could be dropped?")
     assert re.match(r"prepared: tiny: 24 updates in 600 steps; .*\d+% of the draws.*: \w+-base \d+% → \d+%", sentence)
 
 
@@ -191,13 +193,6 @@ def test_what_learning_found_is_compared_with_leaving_data_out_by_hand(tmp_path)
     way = (bleu["c"] - bleu["a"]) / (bleu["b"] - bleu["a"])
     (sentence,) = tables.findings(setting)
     assert sentence == f"b, by hand: {bleu['b']:.2f} BLEU; c is {way:.0%} of the way from a to it."
-    lines = read_lines(tmp_path / "c", "mixture.jsonl")
-    for line in lines:
-        if "mixture" in line and line["step"] >= 30:
-            line["mixture"] = dict(zip(names, (0.6, 0.39, 0.01), strict=True))
-    write_mixture(tmp_path / "c", lines)
-    found, _ = tables.findings(one_setting([tmp_path]))
-    assert f"from {names[2]} from step 30 on" in found
 
 
 def test_averages_follow_the_priority_and_say_so(tmp_path):
@@ -225,6 +220,72 @@ def test_averages_follow_the_priority_and_say_so(tmp_path):
     assert "alike: the runs have different priorities" in " ".join(tables.by_language(setting, compare).notes)
 
 
+@pytest.mark.parametrize(("score", "stars"), [(0.99, 0), (1.01, 1)])
+def test_scores_at_noise_level_get_no_star(tmp_path, score, stars):
+    make_run(tmp_path / "a", ["a-b"])
+    make_run(tmp_path / "b", ["a-b"], method="multidds-s")
+    compared = {"a-b": {"bleu": score, "against": 0.1, "p": 0.001}}
+    setting = one_setting([tmp_path])
+    table = tables.by_language(setting, lambda *folders: compared)
+    assert sum(cell.star for row in table.rows for cell in row.values()) == stars
+    assert f"significantly better in {stars} and worse in 0 of 1" in tables.summary(setting, table)
+
+
+def test_a_run_without_an_update_is_planned_not_learned(tmp_path):
+    make_run(tmp_path / "uniform", ["a-b"])
+    make_run(tmp_path / "learned", ["a-b"], method="learned", updates=0)
+    setting = one_setting([tmp_path])
+    compared = {"a-b": {"bleu": 12.0, "against": 11.0, "p": 0.5}}
+    table = tables.by_language(setting, lambda *folders: compared)
+    assert table.columns["learned"] == "learned (planned)"
+    assert setting.methods["learned"][0].sentence().startswith("learned (planned): planned, no update yet")
+
+
+def test_a_run_that_watches_is_no_learned_one(tmp_path):
+    make_run(tmp_path / "uniform", ["a-b"])
+    make_run(tmp_path / "watch", ["a-b"], method="watch")
+    assert one_setting([tmp_path]).main is None
+
+
+def test_averages_of_seeds_have_intervals(tmp_path):
+    for seed, quality in ((1, 0.6), (2, 0.7), (3, 0.65)):
+        make_run(tmp_path / "learned" / f"seed-{seed}", RELATED[:2], seed=seed, method="learned", quality=quality)
+        make_run(tmp_path / "uniform" / f"seed-{seed}", RELATED[:2], seed=seed, quality=quality - 0.2)
+    setting = one_setting([tmp_path])
+    ours, theirs = (setting.bleu_by_seed(method) for method in ("learned", "uniform"))
+    table = tables.by_language(setting, compare)
+    half = 4.30 * statistics.stdev(ours) / 3**0.5
+    assert table.rows[-1]["learned"].text == f"{statistics.fmean(ours):.2f} ± {half:.2f}"
+    pooled = ((statistics.variance(ours) + statistics.variance(theirs)) / 2) ** 0.5
+    difference = f"{statistics.fmean(ours) - statistics.fmean(theirs):+.2f} ± {2.78 * pooled * (2 / 3) ** 0.5:.2f}"
+    assert table.rows[-1]["difference"].text == difference
+    sentence = tables.summary(setting, table)
+    assert f"({difference}); of the first seeds significantly" in sentence
+
+
+def test_runs_of_the_same_settings_but_the_seed_are_seeds_of_one_method(tmp_path):
+    for name, seed in (("a", 1), ("b", 2), ("c", 7)):
+        make_run(tmp_path / name, RELATED[:2], seed=seed, method="learned")
+    make_run(tmp_path / "other", RELATED[:2], seed=3, method="learned", train={"lr": 0.1})
+    make_run(tmp_path / "uniform", RELATED[:2], seed=1)
+    methods = one_setting([tmp_path]).methods
+    assert {method: [run.seed for run in runs] for method, runs in methods.items()} == {
+        "a": [1, 2, 7],
+        "other": [1],
+        "uniform": [1],
+    }
+
+
+def test_runs_without_scores_and_without_a_validation_are_named(tmp_path):
+    make_run(tmp_path / "uniform", RELATED[:2])
+    make_run(tmp_path / "learned", RELATED[:2], method="learned")
+    make_run(tmp_path / "young", RELATED[:2], method="multidds", updates=2, scored=False, finished="")
+    printed = report([tmp_path], tmp_path / "out").summaries
+    assert "Not evaluated on the test sets: young." in printed
+    assert "Without an evaluation yet: young." in printed
+    assert "3 runs: learned, young, uniform." in printed
+
+
 # ------------------------------------------------------------------------------------------ missing pieces, odd input
 
 
@@ -233,13 +294,15 @@ def test_what_has_no_content_is_left_out(tmp_path):
     made = report([tmp_path / "a"], tmp_path / "out")
     page = made.page.read_text(encoding="utf-8")
     headings = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", page)
-    charts = ["What the mixture did", "Which data helps which goal?"]
+    charts = ["Why these shares (a, step 10)?", "What the mixture did", "Which data helps which goal?"]
     assert headings == [*charts, "s: sentence pairs", "a: the mixture", "Runs", "The runs"]
     for word in ("No run", "It takes", "nothing to compare", "missing"):
         assert word not in page.replace("const missing", "").replace("what is missing", "")
-    assert made.summaries == [
-        "s: a: 1 update in 10 steps; the plan moved 2% of the draws, learning 8% more: aze-eng 100% → 100%."
-    ]
+    summary, _, share = made.summaries
+    assert (
+        summary == "s: a: 1 update in 10 steps; the plan moved 2% of the draws, learning 8% more: aze-eng 100% → 100%."
+    )
+    assert share.startswith("aze-eng 100%: reward 0.")
 
 
 def test_a_score_of_zero_is_a_score(tmp_path):

@@ -5,6 +5,7 @@ Reads files only; needs neither torch nor the data that a run was trained on.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import fmean
 from typing import Any
 
 from multidds._base.errors import UserError
@@ -38,7 +39,11 @@ class TranslationRun(Run):
 
     @property
     def learned(self) -> bool:
-        return self.config.mixture.method != "static"
+        return self.config.mixture.method not in ("static", "watch")
+
+    @property
+    def planned(self) -> bool:
+        return self.learned and not self.updates
 
     @property
     def by_hand(self) -> bool:
@@ -85,6 +90,7 @@ def read_translation_run(run: Run) -> TranslationRun:
         most_passes=1 + config.mixture.repetition,
         setting=config.data.setting or config.data.folder.name,
         rank=_ORDER.index(config.mixture.method),
+        alike=(config.model_dump_json(exclude={"train": {"seed"}}), config.train.seed),
     )
     return TranslationRun(
         **{field.name: getattr(found, field.name) for field in fields(found)},
@@ -142,7 +148,11 @@ class Setting:
 
     def bleu(self, method: str) -> float:
         """Returns the mean BLEU of a method that was evaluated, over language pairs and seeds."""
-        return sum(run.mean("bleu") or 0.0 for run in self.scored[method]) / len(self.scored[method])
+        return fmean(self.bleu_by_seed(method))
+
+    def bleu_by_seed(self, method: str) -> list[float]:
+        """Returns the mean BLEU over language pairs of every run of a method that was evaluated."""
+        return [run.mean("bleu") or 0.0 for run in self.scored[method]]
 
     def best_static(self, by_hand: bool = False) -> str | None:
         """Returns the static method with the best average BLEU: chosen on the test sets, in its own favour.

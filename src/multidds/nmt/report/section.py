@@ -19,6 +19,9 @@ def fill_section(section: Section, runs: Sequence[Run]) -> None:
         section.summaries = [tables.summary(setting, scores), *tables.findings(setting)]
         bleu = "BLEU by priority" if setting.weighted else "BLEU"
         section.tiles = [*_tiles(scores, bleu), *tiles_of(runs[0])]
+    missing = [run.label for run in runs if isinstance(run, TranslationRun) and run.scores is None]
+    if missing and scores.rows:
+        section.notes.append(f"Not evaluated on the test sets: {', '.join(missing)}.")
     own = [tables.all_methods(setting), tables.datasets(setting), *pair_tables(setting)]
     section.tables[:0] = [table for table in own if table.rows]
 

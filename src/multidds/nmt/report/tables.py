@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from multidds.report import ReportTable, Row, Run, number, text
+from multidds.report import Cell, ReportTable, Row, Run, half_interval, number, text, with_interval
 
 from .runs import Setting, TranslationRun
 
 SIGNIFICANT = 0.05
 _SPLITS = ("train", "dev", "test")
-_GIVEN_UP = 0.25  # of its first share: at this or less, a dataset is drawn next to never
+_NOISE = 1.0  # BLEU: below, no difference is significant
 Compare: TypeAlias = Callable[[Path, Path], dict[str, dict[str, Any]]]  # significance.compare
 
 
@@ -26,29 +26,42 @@ def by_language(setting: Setting, compare: Compare) -> ReportTable:
     baseline, learned = setting.best_static(), setting.main
     if baseline is None or learned not in setting.scored:
         return table
-    table.headings = {"baseline": baseline, "learned": learned}
     ours, theirs = setting.scored[learned][0], setting.scored[baseline][0]
+    table.headings = {"baseline": theirs.title, "learned": ours.title}
     compared = compare(ours.folder, theirs.folder)
     for pair in setting.pairs:
         row = {"pair": text(pair), "training pairs": number(ours.counts[pair]["train"]["pairs"], ",d")}
         table.rows.append(row | _compared_cells(compared[pair]))
     means = {key: setting.mean({pair: both[key] for pair, both in compared.items()}) for key in ("against", "bleu")}
     last = {"pair": text("average"), "training pairs": text(""), **_compared_cells(means | {"p": math.nan})}
-    plain = {key: replace(last[key], bold=False) for key in ("baseline", "learned")}
-    table.rows.append(last | plain | {"p": text("")})
+    last |= {key: replace(last[key], bold=False) for key in ("baseline", "learned")}
+    bleu = {"baseline": setting.bleu_by_seed(baseline), "learned": setting.bleu_by_seed(learned)}
+    several = any(len(of) > 1 for of in bleu.values())
+    if several:
+        last |= {key: _mean_cell(statistics.fmean(of), half_interval(of)) for key, of in bleu.items()}
+        difference = statistics.fmean(bleu["learned"]) - statistics.fmean(bleu["baseline"])
+        last["difference"] = _mean_cell(difference, half_interval(*bleu.values()), "+.2f")
+    table.rows.append(last | {"p": text("")})
     test = f"*: significantly better, p < {SIGNIFICANT} (paired bootstrap, 1,000 samples)."
     chosen = "The baseline is the static method with the best average on these test sets."
     table.notes += [f"Bold: the better of the two. {test} {chosen}", *_weights(setting)]
-    if max(len(setting.scored[method]) for method in (baseline, learned)) > 1:
-        table.notes.append(f"Of several seeds the first is compared: {ours.seed} and {theirs.seed}.")
+    if several:
+        counts = f"{len(bleu['learned'])} and {len(bleu['baseline'])} seeds"
+        table.notes.append(
+            f"Averages: means over {counts}, ± half of their 95% interval. Language pairs: the first seeds."
+        )
     table.notes += _signatures([ours, theirs])
     return table
+
+
+def _mean_cell(value: float, half: float | None, pattern: str = ".2f") -> Cell:
+    return Cell(with_interval(value, half, pattern), value)
 
 
 def _compared_cells(both: Mapping[str, Any]) -> Row:
     """Returns the scores of a pair, the better one bold, with a star if it is significantly better."""
     difference = both["bleu"] - both["against"]
-    star = both["p"] < SIGNIFICANT
+    star = both["p"] < SIGNIFICANT and max(both["against"], both["bleu"]) >= _NOISE
     return {
         "baseline": number(both["against"], bold=difference < 0, star=star and difference < 0),
         "learned": number(both["bleu"], bold=difference > 0, star=star and difference > 0),
@@ -123,43 +136,27 @@ def summary(setting: Setting, table: ReportTable) -> str:
     better, worse = (sum(row[key].star for row in counted) for key in ("learned", "baseline"))
     ours = f"{table.columns['learned']} {average['learned'].text}"
     weighted = f", mean BLEU, weighted by the priority: {ours}"
+    first = "of the first seeds " if any("±" in cell.text for cell in average.values()) else ""
     which = "language pairs" if len(counted) == len(pairs) else "that count" + "s" * (len(counted) == 1)
     return (
         f"{setting.name}{weighted if setting.weighted else f': {ours} BLEU on average'}, "
-        f"{table.columns['baseline']} {average['baseline'].text} ({average['difference'].text}); "
+        f"{table.columns['baseline']} {average['baseline'].text} ({average['difference'].text}); {first}"
         f"significantly better in {better} and worse in {worse} of {len(counted)} {which}."
     )
 
 
 def findings(setting: Setting) -> list[str]:
-    """Returns what the learned mixture found out, and how near it is to what someone who knows the data would do."""
+    """Returns how near the learned mixture is to what someone who knows the data would do."""
     learned, baseline, by_hand = setting.main, setting.best_static(), setting.best_static(by_hand=True)
-    sentences = [] if learned is None else _given_up(setting.methods[learned][0])
     if learned not in setting.scored or baseline is None or by_hand is None:
-        return sentences
+        return []
     ours, theirs, aim = (setting.bleu(method) for method in (learned, baseline, by_hand))
     if aim <= theirs:
-        return [*sentences, f"{by_hand}, by hand: {aim:.2f} BLEU, no better than {baseline}."]
+        return [f"{by_hand}, by hand: {aim:.2f} BLEU, no better than {baseline}."]
     way = (ours - theirs) / (aim - theirs)
     found = f"{way:.0%} of the way from {baseline} to it" if way > 0 else f"no nearer to it than {baseline}"
     found = found if way < 1 else "ahead of it, without being told"
-    return [*sentences, f"{by_hand}, by hand: {aim:.2f} BLEU; {learned} is {found}."]
-
-
-def _given_up(run: TranslationRun) -> list[str]:
-    """Returns a sentence about datasets whose share fell to a quarter or less, and stayed there."""
-    first, *moved = run.moments
-    steps: dict[int, list[str]] = {}
-    for name, share in first.mixture.items():
-        if share == 0:  # left out from the start
-            continue
-        last_kept = max((moment.step for moment in moved if moment.mixture[name] > _GIVEN_UP * share), default=0)
-        if after := [moment.step for moment in moved if moment.step > last_kept]:
-            steps.setdefault(after[0], []).append(name)
-    if not steps:
-        return []
-    parts = [f"{' and '.join(names)} from step {step:,} on" for step, names in sorted(steps.items())]
-    return [f"{run.label} draws next to nothing from {', from '.join(parts)}: by their gradients they do not help."]
+    return [f"{by_hand}, by hand: {aim:.2f} BLEU; {learned} is {found}."]
 
 
 def _weights(setting: Setting) -> list[str]:
