@@ -4,13 +4,13 @@ MULTIDDS_FUZZ_CASES=5000 makes thousands of damaged states; by default there are
 """
 
 import copy
-import math
 import os
 import random
 
 import pytest
 import torch
 from assertions import assert_equal
+from damage import damaged
 from toy_balancers import balancer_of
 from toys import batches, mlp, train_step
 
@@ -26,7 +26,6 @@ SETTINGS = {
     "Adam": {"rule": Scorer(optimizer=torch.optim.Adam, inner_steps=3), "limits": Limits(bounds={"a": (0.1, 0.5)})},
     "moving averages": {"rule": Scorer(MovingAverage()), "probes": Probes(batches=2, average=5)},
 }
-SCALARS = [None, True, -1, 3, 2.5, -2.5, 1e300, 10**30, math.nan, math.inf, -math.inf, "x", "", [], {}, [1.0, 2.0]]
 
 
 def made(name):
@@ -44,33 +43,6 @@ def saved(name):
     return balancer.state_dict()
 
 
-def damaged(state, rng):
-    """Returns a copy with one damage, and the two innermost keys on the way to it."""
-    state = copy.deepcopy(state)
-    holder, key, path = {"": state}, "", [""]
-    while isinstance(holder[key], dict | list) and holder[key] and rng.random() < 0.85:
-        holder = holder[key]
-        key = rng.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
-        path += [key] if isinstance(key, str) else []
-    value = holder[key]
-    kind = rng.choice(["remove", "add", "other", "other", "other"])
-    if kind == "remove":
-        del holder[key]
-    elif kind == "add" and isinstance(value, dict):
-        value["surplus"] = rng.choice(SCALARS)
-        path.append("surplus")
-    elif kind == "add" and isinstance(value, list):
-        value.append(rng.choice(SCALARS))
-    elif isinstance(value, torch.Tensor):
-        wrong = [value[:-1], value[None], value.long(), value * 1j, "x", None, value.fill_(math.nan)]
-        holder[key] = rng.choice(wrong)
-    elif isinstance(value, int | float) and rng.random() < 0.3:
-        holder[key] = rng.choice([-value - 1, str(value), [value], value * 1e9])
-    else:
-        holder[key] = rng.choice(SCALARS)
-    return state.get("", state), path[-2:]
-
-
 @pytest.mark.claim("The method", "damaged states are refused by name, and nothing changes, or are of use")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_damaged_state_is_refused_by_name_or_of_use(name):
@@ -82,7 +54,7 @@ def test_a_damaged_state_is_refused_by_name_or_of_use(name):
             balancer.load_state_dict(other)
         except ValueError as error:
             refused += 1
-            assert any(key.lower() in str(error).lower() for key in keys if key), (keys, str(error))
+            assert any(key.lower() in str(error).lower() for key in keys), (keys, str(error))
             assert_equal(balancer.state_dict(), before)
         else:
             for _ in range(2):

@@ -16,7 +16,9 @@ def read_history(folder: Path) -> tuple[History, int]:
     if not run.moments:
         raise UserError(f"{folder}: has no mixture; was a balancer at work there?")
     for moment in run.moments:
-        if abs(math.fsum(moment.mixture.values()) - 1) > 1e-3:
+        if moment.mixture.keys() != run.moments[0].mixture.keys():
+            raise UserError(f"{folder}: step {moment.step} has other datasets than step {run.moments[0].step}.")
+        if not abs(math.fsum(moment.mixture.values()) - 1) <= 1e-3:
             raise UserError(
                 f"{folder}: this log has only the datasets that moved most; mixture.jsonl in the output folder has all."
             )
@@ -38,10 +40,10 @@ def final_mixture(run: Path) -> dict[str, float]:
 def average_mixture(run: Path) -> dict[str, float]:
     """Returns the mean over the steps of the run: a mixture counts by the steps drawn from it."""
     history, steps = read_history(run)
-    if steps == 0:
-        return history[0][1]
     ends = [since for since, _ in history[1:]] + [steps]
     spans = [(end - since, mixture) for (since, mixture), end in zip(history, ends, strict=True)]
+    if not any(span for span, _ in spans):  # one moment
+        return history[-1][1]
     total = {name: math.fsum(span * mixture[name] for span, mixture in spans) for name in history[0][1]}
     scale = math.fsum(total.values())
     return {name: weight / scale for name, weight in total.items()}

@@ -8,7 +8,9 @@ import json
 import math
 import os
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from os import PathLike
@@ -41,6 +43,8 @@ _EVALUATION = re.compile(
 _MOST_UPDATES = 100  # in memory
 _SHARES_IN_MEMORY = 200_000  # updates * datasets: of more than 2,000 datasets fewer updates stay
 _SHARES_IN_FILE = 500_000  # moments * datasets, but at least 50 moments
+_MOST_STEPS = 2**53
+_ROUNDING = 1e-6  # by which a share may be above 1
 _TABLE_ENTRIES = MOST_NAMES**2  # dev sets * datasets of a table that is kept and written
 
 
@@ -131,7 +135,8 @@ def evaluations_of(folder: str | PathLike[str]) -> dict[str, list[tuple[float, f
     for path in filter(None, (_newest(Path(folder), name) for name in _LOGS)):
         for step, entry in _entries(path):
             named = {key: match for key in entry if (match := _EVALUATION.fullmatch(key))}
-            found += [(step, match[1] or match[2] or "dev", float(entry[key])) for key, match in named.items()]
+            with _named(f"{path}: step {step}: is no entry of a log", entry):
+                found += [(step, match[1] or match[2] or "dev", _finite(entry[key])) for key, match in named.items()]
     own = _newest(Path(folder), PLAIN)
     for moment in _lines(own) if own else ():
         found += [(moment.step, name, loss) for name, loss in moment.groups.get("eval_loss", {}).items()]
@@ -273,50 +278,88 @@ def _lines(path: Path) -> Iterator[Moment]:
             content = chain.read(line)
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}.") from None
-        try:
-            yield _read(content)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            shown = line[:60].decode(errors="replace")
-            raise ValueError(f"{path}:{number}: is no line of a history: {shown!r}.") from None
+        with _named(f"{path}:{number}: is no line of a history", line):
+            moment = _read(content)
+        yield moment
 
 
 def _read(content: Mapping[str, Any]) -> Moment:
-    groups: Groups = {group: dict(content[group]) for group in GROUPS if content.get(group)}
-    facts = {fact: float(content[fact]) for fact in FACTS if content.get(fact) is not None}
+    groups = {group: content[group] for group in (*GROUPS, "prior") if content.get(group)}
+    facts = {fact: content[fact] for fact in FACTS if content.get(fact) is not None}
     relevance: Relevance = {
-        dev: {name: (value, error) for name, (value, error) in row.items()}
+        dev: {name: (_finite(value), None if error is None else _finite(error)) for name, (value, error) in row.items()}
         for dev, row in (content.get("relevance") or {}).items()
     }
-    return Moment(int(content["step"]), groups, facts, dict(content.get("prior", {})), relevance)
+    return _checked(content["step"], groups, facts, relevance)
+
+
+def _checked(step: Any, groups: Mapping[str, Any], facts: Mapping[str, Any], relevance: Relevance) -> Moment:
+    """Returns a moment of values that were read; raises an error if one of them is impossible."""
+    numbers = {group: {name: _finite(value) for name, value in named.items()} for group, named in groups.items()}
+    for share in (*numbers.get("mixture", {}).values(), *numbers.get("prior", {}).values()):
+        if not 0 <= share <= 1 + _ROUNDING:
+            raise ValueError(f"a share is {share}")
+    prior = numbers.pop("prior", {})
+    return Moment(_whole(step), numbers, {fact: _finite(value) for fact, value in facts.items()}, prior, relevance)
+
+
+def _finite(value: Any) -> float:
+    """Returns a number of a log, which may be text; NaN for those that are not finite."""
+    if isinstance(value, bool):
+        raise TypeError("a number is a truth value")
+    number = float(value)
+    return number if math.isfinite(number) else math.nan
+
+
+def _whole(step: Any) -> int:
+    """Returns a number of steps; 1.0 is one, too."""
+    number = _finite(step)
+    if not (0 <= number < _MOST_STEPS and number == int(number)):
+        raise ValueError(f"the step is {step}")
+    return int(number)
 
 
 def _log(path: Path) -> Iterator[Moment]:
     for step, entry in _entries(path):
-        yield _grouped(step, entry)
+        with _named(f"{path}: step {step}: is no entry of a log", entry):
+            moment = _grouped(step, entry)
+        yield moment
+
+
+@contextmanager
+def _named(fault: str, content: Any) -> Iterator[None]:
+    """Turns errors of content that is no history into a ValueError that shows it."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, csv.Error):
+        shown = f": {reprlib.repr(content)}" if content else ""
+        raise ValueError(f"{fault}{shown}.") from None
 
 
 def _entries(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Reads (step, {key: value}) from the log of a trainer: trainer_state.json or metrics.csv."""
-    if path.suffix == ".json":
-        for entry in json.loads(path.read_text(encoding="utf-8"))["log_history"]:
-            yield int(entry["step"]), entry
-        return
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield int(row["step"]), {key: value for key, value in row.items() if value}
+    with _named(f"{path}: is no history of a mixture", ""), path.open(encoding="utf-8", newline="") as file:
+        rows: list[Any] = list(csv.DictReader(file)) if path.suffix == ".csv" else json.load(file)["log_history"]
+    for number, row in enumerate(rows, start=1):
+        with _named(f"{path}: row {number}: is no entry of a log", row):
+            if None in row:
+                raise ValueError("it has more cells than the header")
+            entry = {key: value for key, value in row.items() if value not in (None, "")}
+            step = _whole(entry["step"])
+        yield step, entry
 
 
 def _grouped(step: int, flat: Mapping[str, Any]) -> Moment:
     """Returns the moment of a flat log, as `Update.scalars` makes one: {"mixture/az": 0.1, ...}."""
-    groups: Groups = {}
-    facts: dict[str, float] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    facts: dict[str, Any] = {}
     for key, value in flat.items():
         group, slash, name = key.partition("/")
         if slash and group in (*GROUPS, "prior"):
-            groups.setdefault(group, {})[name] = float(value)
+            groups.setdefault(group, {})[name] = value
         elif group == "balance" and name in FACTS:
-            facts[name] = float(value)
-    return Moment(step, groups, facts, groups.pop("prior", {}))
+            facts[name] = value
+    return _checked(step, groups, facts, {})
 
 
 PLAIN = "mixture.jsonl"
