@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from toy_balancers import NAMES, SIZES, balancer_of, many
 from toys import batches, dataset, loss, mlp
 
-from multidds import Balancer, Budget, Mixture, batches_of
+from multidds import Balancer, Budget, Limits, Mixture, batches_of
 from multidds.rules import RelevancePlan, Scorer, paper
 
 PLANNED = {"rule": RelevancePlan(), "every": Budget(), "steps": 2000, "examples_per_step": 4}
@@ -137,6 +137,25 @@ def test_too_few_updates_are_said_with_what_to_set(start, every, steps, words):
     assert ("no update, so nothing is learned" in line) == (steps == 50)
     if steps == 50:
         assert not any(balancer.step() for _ in range(steps))
+
+
+def test_limits_that_no_mixture_can_keep_are_said_with_what_to_set(start):
+    passes = PLANNED["steps"] * 4 / sum(SIZES.values())  # over every dataset, in a proportional mixture
+    warned = [start(balancer_of(**PLANNED, limits=Limits(max_passes=passes * part)))[1] for part in (0.1, 0.9, 1.01)]
+    assert ["Train for 200 steps" in warned[0], "Train for 1,800 steps" in warned[1]] == [True, True]
+    assert warned[2] == ""
+    some = Limits(max_passes={"a": 0.1})
+    assert start(balancer_of(**PLANNED, limits=some))[1] == ""
+
+
+def test_a_training_that_goes_on_after_its_steps_says_so_once(caplog):
+    balancer = balancer_of(every=1000, steps=40)
+    for _ in range(42):
+        balancer.step()
+    assert "goes on" not in caplog.text
+    for _ in range(60):
+        balancer.step()
+    assert caplog.text.count("goes on after its 40 steps") == 1
 
 
 @pytest.mark.parametrize(("every", "steps"), [(500, 500), (Budget(at_most=0.02), 2000)])

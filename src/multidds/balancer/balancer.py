@@ -155,6 +155,8 @@ class Balancer:
         If the update raises, the step is not counted: a state saved then makes the update after a resume.
         """
         self.log_start()
+        if self._length is not None and self._steps == self._length * 21 // 20 + 1:  # a length may be an estimate
+            _log.warning("Balancer: the training goes on after its %d steps. Give steps of the whole.", self._length)
         self._probe.model.average(self._steps + 1)
         update = self._update(self._steps + 1) if self.steps_until_update == 1 else None
         self._steps += 1
@@ -281,7 +283,8 @@ class Balancer:
         facts: dict[str, object] = {"sizes (of the mixture)": self.mixture.sizes, "steps": self._length}
         facts["examples_per_step"] = self._examples_per_step
         missing = [word for word, value in facts.items() if value is None] if self._state_plans else []
-        return list(warnings(self._pace, every, self._length, missing, shared_data(train, dev)))
+        room = self._limits.room(self.mixture.sizes, self._draws(self._length))
+        return list(warnings(self._pace, every, self._length, missing, shared_data(train, dev), room))
 
     def plot(self) -> "Figure":
         """Draws the mixture from the start on, with rewards and dev losses, as `multidds.plot` does."""

@@ -52,11 +52,13 @@ def warnings(
     steps: int | None,
     missing: list[str],
     shared: Mapping[str, str],
+    room: float,
 ) -> Iterator[str]:
     """Yields what a user can gain by acting, with the smallest change.
 
     missing: the facts that a plan needs and that are not known.
     shared: {dev set: dataset} of one object.
+    room: the sum of the largest shares that the limits of passes leave.
     """
     if missing:
         words = ", ".join(missing[:-1]) + " and " * (len(missing) > 1) + missing[-1]
@@ -67,6 +69,9 @@ def warnings(
             f"The dev set {dev!r} and the dataset {dataset!r} are the same data, so its gradients show memory, not "
             "use. Give held-out data."
         )
+    if steps is not None and room < 1:
+        fewer = f"Train for {round(steps * room):,} steps, or raise it"
+        yield f"No mixture keeps max_passes for {steps:,} steps, so all datasets exceed it by one factor. {fewer}."
     if steps is not None and (advice := _more_updates(pace, every, steps)):
         yield advice
 

@@ -77,6 +77,16 @@ class Limits:
             return self.max_passes
         return {} if self.max_passes is None else dict.fromkeys(names, self.max_passes)
 
+    def room(self, sizes: Mapping[str, float] | None, draws: float | None) -> float:
+        """Returns the sum of the largest shares that `max_passes` leaves to the datasets; below 1 no mixture keeps it.
+
+        sizes, draws: as in `check`. None: unknown, which leaves all room.
+        """
+        if sizes is None or draws is None:
+            return math.inf
+        passes = self._most_passes(sizes)
+        return math.fsum(min(1.0, passes.get(name, math.inf) * size / draws) for name, size in sizes.items())
+
     def applied(
         self,
         probabilities: Mapping[str, float],
