@@ -37,7 +37,7 @@ from world import ROOT, Ended, call, can_mount, mount, size_of
 
 STEPS, EVERY, SAVE = 20, 3, 4
 SETTINGS = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": SAVE}
-PLACES = {"step": 0.02, "update": 0.1, "save": 0.05}  # the seconds within which a process ends after it came there
+PLACES = {"step": 1 / 40, "update": 1 / 8, "save": 1 / 16}  # of a training, within which it ends after it came there
 FULL = "full disk"
 MARK = "refused: "
 
@@ -213,9 +213,8 @@ class Training:
     """Trainings of one kind in one folder, and what they come to without a fault."""
 
     def __init__(self, kind: str, root: Path) -> None:
-        self.kind, self.folder, self.root = kind, root / "output", root
+        self.kind, self.folder, self.root, self.said = kind, root / "output", root, Counter[str]()
         self.folder.mkdir(parents=True)
-        self.said = Counter[str]()
         self.seconds = -time.monotonic()
         assert (ended := self.run()).code == 0, ended.output
         self.seconds += time.monotonic()
@@ -273,7 +272,8 @@ class Training:
                 ended = self.run(after=rng.uniform(0, self.seconds))
             else:
                 rank = rng.choice("01") if self.kind == "two ranks" else "0"
-                ended = self.run(partial(arm, self.kind, place, rng.randint(1, 3), rng.uniform(0, PLACES[place]), rank))
+                delay = rng.uniform(0, PLACES[place] * self.seconds)
+                ended = self.run(partial(arm, self.kind, place, rng.randint(1, 3), delay, rank))
             self.go_on(outcomes, place, ended)
             if ended.code == 0:
                 break
