@@ -112,10 +112,10 @@ def _measured(run: Run, dev: str) -> list[int]:
 def _useless(run: Run) -> Iterator[tuple[str, str]]:
     """Yields datasets of less use than the average to all dev sets, whose gradients agree with none beyond noise."""
     rows = [row for dev, row in run.relevance.items() if run.is_goal(dev)]
-    probed = [moment.groups for moment in run.updates if "noise" in moment.groups]
+    probed = [(moment.groups.get("reward", {}), moment.groups.get("noise", {})) for moment in run.updates]
     for name in run.names:
         best = max((row[name][0] for row in rows if name in row), default=0.0)
-        found = [(groups["reward"][name], groups["noise"][name]) for groups in probed if name in groups["noise"]]
+        found = [(reward[name], noise[name]) for reward, noise in probed if name in reward and name in noise]
         if best >= 0 or not found:
             continue
         cosine = fmean(reward for reward, _ in found)
