@@ -1,12 +1,15 @@
 """The page of a report, as a file and in a browser."""
 
+import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from made_runs import RELATED, make_run, paper_runs, report, updates_of
+from updates import updates
 
 from multidds import Update
 from multidds.history import save_history
@@ -168,6 +171,55 @@ def test_in_a_browser_the_slider_goes_through_the_alignment(opened, runs, made):
         cells = [float(text) for text in heat.locator("tbody td").all_inner_texts()]
         expected = [tables[number][dev][name][0] for dev in names for name in columns]
         assert cells == pytest.approx(expected, abs=0.006)
+
+
+def relevant(folder, dev=("x",)):
+    """A plain loop whose updates estimated relevance and worth, in which cosines of single updates say the contrary."""
+    given = [
+        replace(update, relevance={d: {"a": (1.0, 0.1), "b": (-0.1 * i, 0.2)} for d in dev},
+                weights=dict.fromkeys(dev, 1.0), rewards={"a": -0.3, "b": 0.7}, worth={"a": (0.9 - i / 10, 0.1)})
+        for i, update in enumerate(updates("ab"))
+    ]  # fmt: skip
+    for i in range(1, 6):
+        save_history(given[:i], folder, passes={"a": float(i), "b": 0.1})
+
+
+def test_the_heat_map_the_curve_and_the_table_show_the_same_relevance(tmp_path):
+    relevant(tmp_path / "run", ("x", "y"))
+    made = report([tmp_path / "run"], tmp_path / "out")
+    page = made.page.read_text(encoding="utf-8")
+    charts = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+    (heat,) = (chart for chart in charts if "tables" in chart)
+    assert heat["tables"][-1] == [[1.0, 0.1], [-0.4, 0.2]] * 2
+    curve = page[page.index("Relevance over time") :]
+    (lines,) = re.findall(r'<script type="application/json">(.*?)</script>', curve)[:1]
+    assert {one["name"]: one["y"][-1] for one in json.loads(lines)["series"]} == {"a": 1.0, "b": -0.4}
+    assert (
+        (tmp_path / "out" / "tables" / "mixture.run.csv").read_text().splitlines()[0].endswith("relevance,error,passes")
+    )
+    switched = page.index("<summary>Cosines of single updates</summary>")
+    assert "<details" in page[switched - 60 : switched]
+    assert "0 the average one" in page
+    assert "<h3>Rewards" not in page
+
+
+def test_the_worth_of_one_more_pass_stands_beside_the_passes(tmp_path):
+    relevant(tmp_path / "run")
+    page = report([tmp_path / "run"], tmp_path / "out").page.read_text(encoding="utf-8")
+    worth, passes = page.index('">worth<'), page.index('">passes<')
+    assert page.index("What is one more pass worth?") < worth < passes
+    assert page.count("<figure", worth, passes) == 0  # in one figure
+    assert "Passes over the data" not in page
+
+
+@pytest.mark.slow
+def test_in_a_browser_a_switch_shows_the_cosines_of_single_updates(opened, tmp_path):
+    relevant(tmp_path / "run")
+    page = opened(report([tmp_path / "run"], tmp_path / "out").page, 1000, "light")
+    cosines = page.locator("details.row-of-charts")
+    assert cosines.locator(".plot").is_hidden()
+    cosines.locator("summary").click()
+    assert cosines.locator(".plot").is_visible()
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Rows of charts, each of several runs side by side: shares, what moved them, relevance, rewards, losses, passes."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -179,23 +178,11 @@ def _relevance(run: Run, train: Sequence[str]) -> Markup:
 
 
 def _relevance_lines(run: Run, names: Sequence[str], colours: Mapping[str, str]) -> Markup:
-    """Returns the mean over the dev sets of the relevance, by their weights."""
-    if len(run.tables) < 2:
+    """Returns the mean relevance at every update: the numbers of the heat map."""
+    means = [(float(step), run.mean_relevance(table)) for step, table in run.tables]
+    shown = [name for name in names if len([0 for _, values in means if name in values]) > 1]
+    if not shown:
         return NOTHING
-    dev = [name for name in run.relevance if run.is_goal(name) and all(name in table for _, table in run.tables)]
-    weights = {name: run.weights.get(name, 1.0) for name in dev}
-    total = sum(weights.values())
-    series, noise = {}, {}
-    for name in names:
-        known = [(step, table) for step, table in run.tables if all(name in table[d] for d in dev)]
-        if not dev or not known:
-            continue
-        series[name] = [
-            (float(step), sum(weights[d] * table[d][name][0] for d in dev) / total) for step, table in known
-        ]
-        noise[name] = [
-            math.hypot(*(weights[d] * (table[d][name][1] or 0.0) for d in dev)) / total for _, table in known
-        ]
-    if not series:
-        return NOTHING
+    series = {name: [(step, values[name][0]) for step, values in means if name in values] for name in shown}
+    noise = {name: [values[name][1] for _, values in means if name in values] for name in shown}
     return charts.lines(series, "relevance", f"{run.label}: relevance over time", noise, colours=colours, first=0)

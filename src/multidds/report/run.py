@@ -138,6 +138,19 @@ class Run:
         """Returns whether a dev set has a weight."""
         return self.weights.get(dev, 1.0) > 0
 
+    def mean_relevance(self, table: Relevance) -> dict[str, tuple[float, float]]:
+        """Returns {dataset: (mean over the dev sets by their weights, its standard error)}."""
+        rows = [(self.weights.get(dev, 1.0), row) for dev, row in table.items() if self.is_goal(dev)]
+        total = math.fsum(weight for weight, _ in rows)
+        return {
+            name: (
+                math.fsum(weight * row[name][0] for weight, row in rows) / total,
+                math.hypot(*(weight * (row[name][1] or 0.0) for weight, row in rows)) / total,
+            )
+            for name in self.names
+            if rows and all(name in row for _, row in rows)
+        }
+
     def sentence(self) -> str:
         if not self.updates:
             kind = "planned, no update yet: nothing is learned" if self.planned else "a static mixture"
