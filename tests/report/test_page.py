@@ -184,7 +184,7 @@ def relevant(folder, dev=("x",)):
         save_history(given[:i], folder, passes={"a": float(i), "b": 0.1})
 
 
-def test_the_heat_map_the_curve_and_the_table_show_the_same_relevance(tmp_path):
+def test_the_heat_map_and_the_curve_show_the_same_relevance(tmp_path):
     relevant(tmp_path / "run", ("x", "y"))
     made = report([tmp_path / "run"], tmp_path / "out")
     page = made.page.read_text(encoding="utf-8")
@@ -194,10 +194,9 @@ def test_the_heat_map_the_curve_and_the_table_show_the_same_relevance(tmp_path):
     curve = page[page.index("Relevance over time") :]
     (lines,) = re.findall(r'<script type="application/json">(.*?)</script>', curve)[:1]
     assert {one["name"]: one["y"][-1] for one in json.loads(lines)["series"]} == {"a": 1.0, "b": -0.4}
-    assert (
-        (tmp_path / "out" / "tables" / "mixture.run.csv").read_text().splitlines()[0].endswith("relevance,error,passes")
-    )
-    switched = page.index("<summary>Cosines of single updates</summary>")
+    table = (tmp_path / "out" / "tables" / "mixture.run.csv").read_text()
+    assert table.splitlines()[0].endswith("change (points),passes")  # no reward of the last update
+    switched = page.index("<summary>Rewards: cosines of single updates</summary>")
     assert "<details" in page[switched - 60 : switched]
     assert "0 the average one" in page
     assert "<h3>Rewards" not in page

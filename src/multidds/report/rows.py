@@ -29,9 +29,9 @@ _BY_COSINES = "Cosines of the gradients at one update: blue helps, no colour doe
 _OVER_TIME = (
     "The same relevance at every update, as the mean over the dev sets by their weights, with its standard error."
 )
-_COSINES = (
-    "The mean cosine with the dev sets at every update, with its noise. What all datasets have in common moves nothing."
-)
+_REWARDS = "The reward of each dataset at every update, with its noise. What all have in common moves nothing."
+_LOSSES = "Of whole dev sets if they were evaluated, else of the probes."
+_PASSES = "Passes over each dataset so far."
 _WORTH = (
     "One more pass over a dataset, in new examples of it: 1 is as good as new, 0 of no use, below 0 it harms. By the "
     "last four updates, with the standard error, for datasets with a dev set of their name. Beside it: passes so far."
@@ -57,8 +57,10 @@ def rows_of(runs: Sequence[Run]) -> list[ChartRow]:
     if not runs:
         return []
     first = max(runs, key=lambda run: len(run.updates) > 0)  # the first that moved, if any did
-    cosines = "Cosines of single updates"
+    estimated = any(run.tables for run in runs)
+    rewards = "Rewards: cosines of single updates" if estimated else "Rewards"
     names = top_movers(first.moments, charts.MOST)
+    cells = top_movers(first.moments, _MOST_CELLS)
     colours = charts.colours_of(names)
     shares = "The share of each dataset in the draws, from the first step on."
     if len(first.names) > len(names):
@@ -73,36 +75,19 @@ def rows_of(runs: Sequence[Run]) -> list[ChartRow]:
 
     makers: list[tuple[str, str, Callable[[Run], Markup]]] = [
         ("What the mixture did", shares, lambda run: _shares(run, names, runs)),
-        (
-            "Which data helps which goal?",
-            _RELEVANCE,
-            lambda run: _relevance(run, top_movers(first.moments, _MOST_CELLS)),
-        ),
+        ("Which data helps which goal?", _RELEVANCE, lambda run: _relevance(run, cells)),
         ("Relevance over time", _OVER_TIME, lambda run: _relevance_lines(run, names, colours)),
-        (cosines, _COSINES, lambda run: group("reward", "noise")(run) if run.tables else NOTHING),
-        (
-            "Rewards",
-            "The reward of each dataset at every update, with its noise.",
-            lambda run: NOTHING if run.tables else group("reward", "noise")(run),
-        ),
+        (rewards, _REWARDS, group("reward", "noise")),
         ("What moved the mixture", _MOVED, _facts),
-        (
-            "Dev losses",
-            "Of whole dev sets if they were evaluated, else of the probes.",
-            lambda run: _dev_losses(run, names, colours),
-        ),
+        ("Dev losses", _LOSSES, lambda run: _dev_losses(run, names, colours)),
         ("What is one more pass worth?", _WORTH, worth),
-        (
-            "Passes over the data",
-            "Passes over each dataset so far.",
-            lambda run: NOTHING if worth(run) else group("passes")(run),
-        ),
+        ("Passes over the data", _PASSES, lambda run: NOTHING if worth(run) else group("passes")(run)),
     ]
     rows: list[ChartRow] = []
     for title, caption, make in makers:
         panels = [(run.label, chart) for run in runs if (chart := make(run))]
         if panels:
-            rows.append(ChartRow(title, caption, panels, folded=title == cosines))
+            rows.append(ChartRow(title, caption, panels, folded=estimated and title == rewards))
     return rows
 
 

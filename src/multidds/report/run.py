@@ -122,12 +122,8 @@ class Run:
     @property
     def tables(self) -> list[tuple[int, Relevance]]:
         """[(step, relevance)] of the updates that estimated it; cosines of single updates have no errors."""
-        known = [(moment.step, moment.relevance) for moment in self.moments if moment.relevance]
-        return [
-            (step, table)
-            for step, table in known
-            if any(error is not None for row in table.values() for _, error in row.values())
-        ]
+        known = [(moment.step, moment.relevance) for moment in self.moments]
+        return [(step, table) for step, table in known if _has_errors(table)]
 
     @cached_property
     def relevance(self) -> Relevance:
@@ -211,6 +207,10 @@ class Run:
             for name, passes in self.passes.items()
             if passes > 0
         }
+
+
+def _has_errors(table: Relevance) -> bool:
+    return any(error is not None for row in table.values() for _, error in row.values())
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)

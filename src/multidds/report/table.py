@@ -74,24 +74,21 @@ def as_csv(table: ReportTable) -> str:
 def mixture_table(key: str, run: Run) -> ReportTable:
     """Returns the start of a mixture, its end, and the numbers of each dataset, those that moved most first.
 
-    Of a run whose relevance is estimated, that stands in the place of the rewards of its last update.
+    Rewards of the last update are left out if the relevance by all updates is estimated.
     """
     start, last = run.start, run.moments[-1]
     order = movers(last.mixture, dict.fromkeys(last.mixture, 0.0) | start, len(last.mixture))
     headings = {"prior": "prior (%)", "now": f"step {last.step:,} (%)", "change": "change (points)"}
-    numbers = dict(last.groups)
+    groups = [group for group in ("reward", "noise", "passes") if last.groups.get(group)]
     if run.relevance:
-        means = run.mean_relevance(run.relevance)
-        numbers |= {"reward": {}, "noise": {}, "relevance": {name: value for name, (value, _) in means.items()}}
-        numbers["error"] = {name: error for name, (_, error) in means.items()}
-    groups = [group for group in ("relevance", "error", "reward", "noise", "passes") if numbers.get(group)]
+        groups = [group for group in groups if group == "passes"]
     table = ReportTable(key, f"{run.label}: the mixture", headings)
     for name in order[:_MOST_ROWS]:
         before, now = start.get(name), 100 * last.mixture[name]
         before = None if before is None else 100 * before
         row = {"dataset": text(name), "prior": number(before, ".3g"), "now": number(now, ".3g")}
         row["change"] = number(None if before is None else now - before, "+.2f")
-        table.rows.append(row | {group: number(numbers[group].get(name), ".3g") for group in groups})
+        table.rows.append(row | {group: number(last.groups[group].get(name), ".3g") for group in groups})
     if len(order) > _MOST_ROWS:
         table.notes.append(f"The {_MOST_ROWS} of {len(order):,} datasets that moved most.")
     return table
