@@ -19,6 +19,7 @@ from domains import commit
 from results_file import add_run, read_runs
 from sacrebleu.metrics.bleu import BLEU
 
+from multidds import __version__
 from multidds.history import moments_of
 from multidds.nmt.batches.sentences import Sentences
 from multidds.nmt.config.config import Config, read_run
@@ -65,7 +66,7 @@ def facts_of(run: Path, threads: int) -> dict[str, Any]:
         "seconds": last.clock,
         "config": data | {section: dumped[section] for section in ("model", "train", "mixture", "vocabulary")},
         "signatures": scores["signatures"],
-        "versions": made["versions"] | {"commit": commit(Path())},
+        "versions": made["versions"] | {"multidds": __version__, "commit": commit(Path())},
         "sentences": {
             name: counts_of(*(scored_lines(run, part, name) for part in ("hypotheses", "references"))) for name in bleu
         },

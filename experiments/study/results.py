@@ -16,7 +16,7 @@ from statistics import fmean, median
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from readme_picture import FONTS, INKS
-from results_file import read_runs
+from results_file import Run, read_runs
 from study import FIXED, SETTINGS, Setting, markdown, read
 
 from multidds import __version__
@@ -34,6 +34,11 @@ BEGIN, END = "<!-- made by experiments/study/results.py -->\n", "<!-- end -->"
 PAPER = "multidds-s"
 
 
+def versions(runs: Mapping[int, Run]) -> str:
+    """Returns the versions of runs that are not of this version, in words; empty: all are."""
+    return ", ".join(sorted({run["versions"].get("multidds", "0.2.0") for run in runs.values()} - {__version__}))
+
+
 def row(setting: Setting) -> list[str]:
     """Returns the cells of a setting, over the seeds that the default and its rival have; the best but by hand bold."""
     ours, rival, by_hand = setting.default, setting.rival, setting.by_hand
@@ -46,6 +51,8 @@ def row(setting: Setting) -> list[str]:
         means[PAPER] = setting.mean(PAPER, "test")
     best = max(means, key=lambda method: setting.sign * means[method])
     shown = {m: f"**{setting.shown(v)}**" if m == best else setting.shown(v) for m, v in means.items()}
+    if older := versions(setting.runs[ours]):
+        shown[ours] += f" ({older})"
     return [
         SETTINGS[setting.name],
         f"{shown[rival]} ({setting.named(rival)})",
@@ -124,9 +131,8 @@ def table(setting: Setting) -> str:
         scores = [setting.score(method, seed, "test") for seed in runs]
         spread = f" ({setting.shown(min(scores))} to {setting.shown(max(scores))})" if len(scores) > 1 else ""
         name = f"**{setting.named(method)}**" if method == setting.default else setting.named(method)
-        versions = {run["versions"]["multidds"] for run in runs.values()}
-        if method in ("learned", "shuffled") and versions != {__version__}:
-            name += f" ({', '.join(sorted(versions))})"
+        if method in ("learned", "shuffled") and (older := versions(runs)):
+            name += f" ({older})"
         test = setting.shown(fmean(scores)) + spread
         last = f"{cost:.0f}%" if cost >= 0.5 else "-"
         rows.append([name, str(len(runs)), setting.shown(setting.mean(method, "dev")), test, last])
