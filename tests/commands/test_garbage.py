@@ -66,7 +66,9 @@ def garbage(folder, rng):
     path.write_bytes(rng.choice([content, content, *odd]))
 
 
-@pytest.mark.claim("Mixtures for other trainers", "files of histories that nobody wrote end in one line, not in a traceback")
+@pytest.mark.claim(
+    "Mixtures for other trainers", "files of histories that nobody wrote end in one line, not in a traceback"
+)
 @pytest.mark.parametrize("part", range(4))
 def test_a_file_that_nobody_wrote_is_of_use_or_one_line(part, tmp_path, capsys):
     assert cli
