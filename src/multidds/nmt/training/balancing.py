@@ -35,6 +35,7 @@ def make_balancer(
         return None
     number, tokens = probe_shape(settings)
     steps = max(1, round(planned_steps(config, train)))
+    number = number or int(planned_pace(config, steps).batches)  # as one process would choose
     average = 0 if config.train.average else None  # probes are at the averaged weights of training, if there are any
     try:
         return Balancer(
@@ -56,10 +57,13 @@ def make_balancer(
         raise UserError(f"[mixture] {error}") from None
 
 
-def probe_shape(settings: MixtureSettings) -> tuple[int, int]:
-    """Returns (number, tokens) of the probe batches per set. The default rule cuts a single one into halves."""
+def probe_shape(settings: MixtureSettings) -> tuple[int | None, int]:
+    """Returns (number, tokens) of the probe batches per set; None: as many as the budget buys.
+
+    The default rule cuts a single one into halves.
+    """
     if settings.is_default and settings.probe_batches == 1:
-        return 2, max(1, settings.probe_tokens // 2)
+        return None if settings.probe_budget else 2, max(1, settings.probe_tokens // 2)
     return settings.probe_batches, settings.probe_tokens
 
 
